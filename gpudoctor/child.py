@@ -1,0 +1,1 @@
+"""Runs a function in its own process with a deadline."""

@@ -1,0 +1,112 @@
+"""What is prescribed, and what was tried to prove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpudoctor.model.finding import Gain
+
+ChangeClass = Literal["exact", "stochastic", "logging", "numerics"]
+CHANGE_CLASSES: tuple[ChangeClass, ...] = ("exact", "stochastic", "logging", "numerics")
+EditKind = Literal["loader-arguments", "whole-batch", "non-blocking", "device-accumulator", "drop-call"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One source edit at `site` (FILE:LINE). `arguments` holds loader arguments for "loader-arguments" (a value of
+    None removes the argument) and is empty otherwise; `name` is the call or variable that is edited."""
+
+    kind: EditKind
+    site: str
+    name: str | None = None
+    arguments: dict[str, int | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One edit or setting that can be tried. Changes of one `mechanism` (loader, fetch, sync) are tried together."""
+
+    id: str  # C1, C2, ...
+    rule: str
+    site: str
+    mechanism: str
+    title: str  # one line, such as "num_workers=4, pin_memory=True"
+    change_class: ChangeClass
+    edits: tuple[Edit, ...] = ()
+    kept: bool = False
+    gain: Gain | None = None
+    reason: str | None = None  # why it was kept, dropped, or is only advice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of the user's command with some changes; `changes` is empty for the baseline."""
+
+    changes: tuple[str, ...]
+    purpose: Literal["baseline", "search", "leave-one-out", "confirm", "proof"]
+    rate: float | None  # steps/s, or batches/s where the counts differ; None when the run failed
+    unit: str = "steps/s"
+    steps: int = 0
+    median_step_ms: float | None = None
+    loader_wait_ms: float | None = None
+    seconds: float | None = None  # wall time of the whole trial
+    load_average: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBinding:
+    """One rank: its GPU by BDF, and the CPUs and NUMA node it is bound to; None where locality is unknown."""
+
+    rank: int
+    gpu: str | None  # BDF
+    cpus: tuple[int, ...] | None = None
+    numa_node: int | None = None
+    nic: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Because:
+    """Why a line of the launch configuration stands there: the finding or fact that asked for it."""
+
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    ranks: tuple[RankBinding, ...] = ()
+    because: tuple[Because, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    site: str
+    arguments: dict[str, int | bool | None]  # num_workers always present
+    change_class: ChangeClass
+    gain: Gain | None = None
+    confidence: Literal["certain", "likely", "possible"] = "likely"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofResult:
+    """`verdict`: identical, consistent (within baseline-to-baseline differences), different, or not provable."""
+
+    verdict: Literal["identical", "consistent", "different", "not provable"]
+    compared: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prescription:
+    launch: LaunchConfig | None = None
+    loader: tuple[LoaderSettings, ...] = ()
+    changes: tuple[Change, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    proof: ProofResult | None = None
+    plan: dict[str, str] | None = None  # the planner comes later
+    files: dict[str, str] = field(default_factory=dict)  # launch, patch, report, case -> path
+    verdict: str | None = None  # one sentence: what was gained, "nothing to change", or "no verdict: ..."

@@ -1,0 +1,1 @@
+"""Loads profiles/*.toml: rule limits and expected figures, each with its source."""

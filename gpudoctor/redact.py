@@ -1,0 +1,1 @@
+"""Stable neutral tokens for hosts, users, UUIDs, serials and addresses."""

@@ -46,7 +46,7 @@ def pcie_gb_s(generation: int, width: int) -> float:
 
 
 def pcie_generation(speed: str) -> int | None:
-    """The generation of a speed as the kernel, lspci or nvidia-smi write it, such as ``32.0 GT/s PCIe``; None if unknown."""
+    """The generation of a speed as the kernel and lspci write it, such as ``32.0 GT/s PCIe``; None if unknown."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*GT/s", speed)
     if match is None:
         return None
@@ -55,7 +55,7 @@ def pcie_generation(speed: str) -> int | None:
 
 
 def nvlink_gb_s(version: int, links: int = 1) -> float:
-    """Upper limit of `links` bonded NVLinks of one version (1-6), GB/s one way. Raises ValueError for an unknown version."""
+    """Upper limit of `links` bonded NVLinks of `version` (1-6), GB/s one way; ValueError for an unknown version."""
     if version not in _NVLINK_GB_S:
         raise ValueError(f"NVLink version {version} is unknown")
     if links < 0:

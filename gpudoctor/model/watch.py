@@ -153,7 +153,10 @@ class SyncSite:
 class Proof:
     parameters: str | None = None  # hash over all parameters of the optimizers seen, after the last step
     batches: tuple[str, ...] = ()  # one hash a delivered batch, in order
-    rows: tuple[str, ...] = ()  # sorted hashes of dataset indices per epoch, as multisets
+    rows: tuple[str, ...] = ()  # one hash of the sorted dataset indices (a multiset) for each epoch begun
+    order: tuple[str, ...] = ()  # one hash of the dataset indices in the sampler's order for each epoch begun
+    shuffled: bool | None = None  # False: the first epoch's indices came in ascending order
+    duplicates: int = 0  # dataset indices requested more than once within one epoch
     forced: tuple[str, ...] = ()  # what was seeded or forced
 
 

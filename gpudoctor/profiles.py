@@ -1,1 +1,151 @@
-"""Loads profiles/*.toml: rule limits and expected figures, each with its source."""
+"""Loads profiles/*.toml: rule limits and expected figures, each with its source.
+
+`thresholds.toml` holds the limits of the rules, `gpus.toml` figures measured on named GPUs, `platforms.toml`
+what each PCIe link class gives. The files are read when first asked for, and once.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from gpudoctor.errors import GpudoctorError
+from gpudoctor.model import Case, Expected, Gpu, PcieLink, Profile
+
+Metric = Literal["h2d", "d2h"]
+
+
+def folder() -> Path:
+    """The folder with the profile files: gpudoctor/_profiles in a wheel, profiles/ beside the package in the sources.
+
+    Raises GpudoctorError when neither is there (a broken installation).
+    """
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "_profiles", package.parent / "profiles"):
+        if (candidate / "thresholds.toml").is_file():
+            return candidate
+    raise GpudoctorError("cannot find the profiles that belong to gpudoctor", "install gpudoctor again")
+
+
+@functools.cache
+def load(name: str) -> dict[str, Any]:
+    """The content of profiles/NAME.toml, shared between callers: do not change it. GpudoctorError when unreadable."""
+    path = folder() / f"{name}.toml"
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise GpudoctorError(f"cannot read the profile {path.name}: {error}", "install gpudoctor again") from None
+
+
+def thresholds() -> dict[str, dict[str, float]]:
+    """The limits of the rules: rule code -> limit name -> value (its unit stands in the file and in the name)."""
+    return {
+        code: {name: float(entry["value"]) for name, entry in limits.items()}
+        for code, limits in load("thresholds").items()
+    }
+
+
+def threshold_sources() -> dict[str, dict[str, str]]:
+    """For each limit: its value with unit and where it comes from, for `explain`."""
+    return {
+        code: {name: f"{entry['value']:g} {entry['unit']} ({entry['source']})" for name, entry in limits.items()}
+        for code, limits in load("thresholds").items()
+    }
+
+
+def for_case(case: Case) -> Profile:
+    """The Profile to put into a Case: all thresholds, and copy figures when its GPUs are all of one model."""
+    answering = [gpu for gpu in case.gpus if not gpu.lost]
+    names = {gpu.name for gpu in answering}
+    if len(names) != 1 or None in names:
+        return Profile(thresholds=thresholds())
+    model = find_gpu(answering[0].name)
+    figures = {}
+    metrics: tuple[Metric, ...] = ("h2d", "d2h")
+    for metric in metrics:
+        expected = [expected_copy(gpu, metric) for gpu in answering]
+        known = [value.low for value in expected if value is not None]
+        if known and len(known) == len(expected):
+            figures[metric] = min(known)
+    return Profile(name=model["name"] if model else answering[0].name, figures=figures, thresholds=thresholds())
+
+
+def find_gpu(name: str | None) -> dict[str, Any] | None:
+    """The entry of gpus.toml whose pattern matches a GPU name as NVML prints it, or None.
+
+    The whole name must match: "NVIDIA GH200 480GB" and "NVIDIA H200 NVL" are not an H200.
+    """
+    for entry in load("gpus")["gpu"]:
+        if name and re.fullmatch(entry["match"], name, re.IGNORECASE):
+            found: dict[str, Any] = entry
+            return found
+    return None
+
+
+def expected_copy(gpu: Gpu, metric: Metric) -> Expected | None:
+    """What a healthy machine gives for pinned copies of large blocks over this GPU's link, in GB/s one way.
+
+    The link is the best one that card, slot and the way up to the root can train, whatever it is now. A figure
+    measured on this GPU model at that link comes first; else theory times the usual ratio of the link class, which
+    `source` says. None when the link is unknown.
+    """
+    link = best_link(gpu)
+    if link is None:
+        return None
+    generation, width = link
+    model = find_gpu(gpu.name)
+    figures = [
+        figure
+        for figure in (model["figures"] if model else ())
+        if (figure["kind"], figure["metric"], figure["generation"], figure["width"])
+        == ("measured", metric, generation, width)
+    ]
+    if model and figures:
+        values = [float(figure["value"]) for figure in figures]
+        source = "; ".join(f"{figure['value']:g} GB/s {figure['conditions']}: {figure['source']}" for figure in figures)
+        return Expected(low=min(values), high=max(values), basis="measured", source=f"{model['name']}: {source}")
+    for entry in load("platforms")["pcie"]:
+        if entry["generation"] == generation:
+            theory = entry["lane_gb_s"] * width
+            ratio = entry[metric]
+            return Expected(
+                low=round(theory * ratio["low"], 2),
+                high=round(theory * ratio["high"], 2),
+                basis="theory",
+                source=f"Gen{generation} x{width} theory {theory:.1f} GB/s times {ratio['low']:g}-{ratio['high']:g} "
+                f"({ratio['source']})",
+            )
+    return None
+
+
+def best_link(gpu: Gpu) -> tuple[int, int] | None:
+    """(generation, width) of the slowest hop from the GPU to the root, each hop at the best its two ends can do.
+
+    A present reading stands in for an unknown maximum: the width always, the generation only when it was taken under
+    load. None when the GPU's own link is unknown; hops above it that are unknown are left out.
+    """
+    lanes = {entry["generation"]: entry["lane_gb_s"] for entry in load("platforms")["pcie"]}
+    own = _best(gpu.pcie)
+    if own is None and gpu.pcie_path:
+        own = _best(gpu.pcie_path[0].link)
+    if own is None or own[0] not in lanes:
+        return None
+    above = [_best(hop.link) for hop in gpu.pcie_path[1:]]
+    links = [own, *(link for link in above if link is not None and link[0] in lanes)]
+    return min(links, key=lambda link: lanes[link[0]] * link[1])
+
+
+def _best(link: PcieLink | None) -> tuple[int, int] | None:
+    if link is None:
+        return None
+    generations = [value for value in (link.max_generation, link.port_max_generation) if value]
+    widths = [value for value in (link.max_width, link.port_max_width) if value]
+    if not generations and link.generation and link.state == "load":
+        generations = [link.generation]
+    if not widths and link.width:
+        widths = [link.width]
+    return (min(generations), min(widths)) if generations and widths else None

@@ -1,0 +1,53 @@
+"""Are the facts there that a rule needs? If not, the reason comes from the Gaps of the Case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpudoctor.model import Case, gpu_path
+
+_EMPTY: tuple[object, ...] = (None, (), {})
+_WATCHED = "no training command was watched (`gpudoctor profile -- COMMAND` or `gpudoctor tune` does)"
+
+
+def missing(case: Case, needs: Sequence[str]) -> list[str]:
+    """One reason for each need that the Case does not hold; empty when the rule can be checked.
+
+    A need is a fact path without keys: "gpus", "gpus.pcie.width" (any GPU has it), "limits.shm_bytes", "watched",
+    "measurements.h2d".
+    """
+    return [_reason(case, need) for need in needs if not _holds(case, need)]
+
+
+def _holds(case: Case, need: str) -> bool:
+    head, _, rest = need.partition(".")
+    if head == "measurements":
+        return any(not rest or measurement.metric == rest for measurement in case.measurements)
+    value = getattr(case, head)
+    if isinstance(value, tuple):
+        return any(not rest or any(fact not in _EMPTY for fact in _values(item, rest)) for item in value)
+    return any(fact not in _EMPTY for fact in _values(value, rest))
+
+
+def _values(item: Any, path: str) -> Iterator[object]:
+    for name in path.split(".") if path else ():
+        if item is None:
+            break
+        item = getattr(item, name)
+    yield item
+
+
+def _reason(case: Case, need: str) -> str:
+    head, _, rest = need.partition(".")
+    if need == "watched":
+        return _WATCHED
+    if head == "measurements":
+        return f"{rest} was not measured" if rest else "nothing was measured"
+    if head == "gpus" and case.gpus:
+        gaps = [case.gap(gpu_path(gpu, rest)) for gpu in case.gpus]
+        reasons = sorted({gap.reason for gap in gaps if gap is not None})
+    else:
+        gap = case.gap(need) or case.gap(head)
+        reasons = [gap.reason + (f" ({' '.join(gap.detail.split())})" if gap.detail else "")] if gap else []
+    return f"{need}: {' or '.join(reasons) or 'unknown'}"

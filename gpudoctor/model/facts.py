@@ -129,6 +129,7 @@ class Gpu:
     nvlinks: tuple[NvLink, ...] = ()
     numa_node: int | None = None
     numa_nodes: tuple[int, ...] = ()  # the NUMA affinity as printed or by NVML; more than one when unknown or on Grace
+    memory_node: int | None = None  # the NUMA node that is the GPU's own memory (Grace); it has no CPUs
     local_cpus: tuple[int, ...] | None = None  # () when the driver printed an empty set
     pstate: int | None = None
     power_w: float | None = None

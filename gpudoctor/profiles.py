@@ -64,7 +64,7 @@ def for_case(case: Case) -> Profile:
     if len(names) != 1 or None in names:
         return Profile(thresholds=thresholds())
     model = find_gpu(answering[0].name)
-    figures = {}
+    figures: dict[str, float] = {}
     metrics: tuple[Metric, ...] = ("h2d", "d2h")
     for metric in metrics:
         expected = [expected_copy(gpu, metric) for gpu in answering]

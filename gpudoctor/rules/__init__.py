@@ -36,12 +36,12 @@ class RulesReport:
 @functools.cache
 def all_rules() -> tuple[RuleModule, ...]:
     """Every rule module of the family folders, sorted by code."""
-    modules = []
+    modules: list[RuleModule] = []
     for family in pkgutil.iter_modules(__path__, f"{__name__}."):
         if family.ispkg:
             package = importlib.import_module(family.name)
-            for found in pkgutil.iter_modules(package.__path__, f"{family.name}."):
-                modules.append(cast(RuleModule, importlib.import_module(found.name)))
+            names = [found.name for found in pkgutil.iter_modules(package.__path__, f"{family.name}.")]
+            modules += [cast("RuleModule", importlib.import_module(name)) for name in names]
     return tuple(sorted(modules, key=lambda module: module.RULE.code))
 
 
@@ -181,7 +181,7 @@ def _settle_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             finding = replace(finding, symptoms=(shared,), gain=None)
         else:
             finding = replace(finding, symptoms=mine)
-        owner.update({symptom: finding for symptom in mine})
+        owner.update(dict.fromkeys(mine, finding))
         settled.append(finding)
     return tuple(settled)
 

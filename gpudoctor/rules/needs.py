@@ -46,7 +46,7 @@ def _reason(case: Case, need: str) -> str:
         return f"{rest} was not measured" if rest else "nothing was measured"
     if head == "gpus" and case.gpus:
         gaps = [case.gap(gpu_path(gpu, rest)) for gpu in case.gpus]
-        reasons = sorted({gap.reason for gap in gaps if gap is not None})
+        reasons = sorted({str(gap.reason) for gap in gaps if gap is not None})
     else:
         gap = case.gap(need) or case.gap(head)
         reasons = [gap.reason + (f" ({' '.join(gap.detail.split())})" if gap.detail else "")] if gap else []

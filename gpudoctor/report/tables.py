@@ -1,0 +1,319 @@
+"""Tables of the human report: artifacts, measurements, the watched command, and what tune tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from gpudoctor.model import Change, Envelope, Measurement, Prescription, Trial, Watched, WatchRecord
+from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size
+
+_VERDICTS = {
+    "ok": ("OK", "green"),
+    "low": ("WARN low", "yellow"),
+    "bad": ("FAIL", "red"),
+    "rejected": ("REJECTED", "yellow"),
+    "no verdict": ("no verdict", "dim"),
+}
+_TOLD_ELSEWHERE = ("loader.", "step.", "tune.")  # in the tables of the watched command and of tune
+_SITES = 8  # lines of code in the profile before "and n more"
+
+
+def artifacts(envelope: Envelope, style: Style) -> list[str]:
+    """What each file is, and how much of it was understood."""
+    rows = []
+    for item in envelope.artifacts:
+        notes = [count(item.lines, "line")]
+        if item.lines_not_understood:
+            notes.append(f"{item.lines_not_understood} not understood")
+        if item.truncated:
+            notes.append("truncated")
+        rows.append((style.text(item.file), style.text(item.kind), ", ".join(notes)))
+    return ["read", *style.table(rows, indent="  ")]
+
+
+def measurements(envelope: Envelope, style: Style) -> list[str]:
+    """One heading per subject, one line per metric: median, spread, count, expected, verdict."""
+    shown = [item for item in envelope.measurements if not item.metric.startswith(_TOLD_ELSEWHERE)]
+    if not shown:
+        return []
+    common = _common_settings(shown)
+    lines = style.fold("median of repeated copies" + (f", {_settings(common, style)}" if common else ""), rest="  ")
+    if not all(item.unit == "GB/s" for item in shown):
+        lines = style.fold("median of repeats" + (f", {_settings(common, style)}" if common else ""), rest="  ")
+    subjects: dict[str, list[Measurement]] = {}
+    for item in shown:
+        subjects.setdefault(item.subject, []).append(item)
+    rows = {id(item): _measurement_row(item, common, style) for item in shown}
+    aligned = dict(zip(rows, _with_verdicts(list(rows.values()), shown, style), strict=True))
+    for subject, items in subjects.items():
+        lines += style.fold(_subject(envelope, subject, style), rest="  ")
+        for item in items:
+            lines.append(aligned[id(item)])
+            for note in item.notes:
+                lines += style.fold(style.text(note), first="      ")
+    sources = sorted({style.text(item.expected.source) for item in shown if item.expected})
+    if sources:
+        lines += style.fold("expected: " + "; ".join(sources), rest="  ")
+    return lines
+
+
+def _with_verdicts(rows: list[tuple[str, ...]], items: list[Measurement], style: Style) -> list[str]:
+    lines = style.table(rows, right=(1,), indent="  ")
+    width = max(columns(line) for line in lines)
+    bar_room = 0 if style.width is None else min(24, style.width - width - 16)
+    top = {item.unit: max(other.value for other in items if other.unit == item.unit) for item in items}
+    told = []
+    for line, item in zip(lines, items, strict=True):
+        text = pad(line, width) + "  "
+        if bar_room >= 8 and top[item.unit] > 0:
+            length = round(bar_room * max(0.0, item.value) / top[item.unit])
+            text += pad(style.glyph("block") * length, bar_room) + "  "
+        if item.verdict is not None:
+            word, colour = _VERDICTS[item.verdict]
+            text += style.paint(word, colour)
+        told.append(text.rstrip())
+    return told
+
+
+def _measurement_row(item: Measurement, common: dict[str, object], style: Style) -> tuple[str, ...]:
+    own = {key: value for key, value in item.settings.items() if key not in common}
+    spread = ""
+    if item.spread is not None:
+        low, high = item.spread
+        half = (high - low) / 2
+        spread = f"{style.glyph('plus-minus')}{number(half)}"
+    expected = ""
+    if item.expected is not None:
+        low_text = number(item.expected.low)
+        high_text = number(item.expected.high) if item.expected.high is not None else None
+        expected = f"expect {low_text}{style.glyph('dash')}{high_text}" if high_text else f"expect >= {low_text}"
+    metric = style.text(item.metric) + (f" ({_settings(own, style)})" if own else "")
+    return (metric, number(item.value), f"{style.text(item.unit)} {spread}".rstrip(), f"n={item.samples}", expected)
+
+
+def _common_settings(items: Sequence[Measurement]) -> dict[str, object]:
+    first, *others = [item.settings for item in items]
+    return {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
+
+
+def _settings(settings: Mapping[str, object], style: Style) -> str:
+    parts = []
+    for key, value in settings.items():
+        if value is None or value is False:
+            continue
+        name = style.text(key)
+        if value is True:
+            parts.append(name.replace("_", " "))
+        elif key.endswith("_bytes") and isinstance(value, int):
+            parts.append(f"{size(value)} {name.removesuffix('_bytes').replace('_', ' ')}".replace(" size", ""))
+        else:
+            parts.append(f"{name.replace('_', ' ')} {number(value) if isinstance(value, float) else style.text(value)}")
+    return ", ".join(parts)
+
+
+def _subject(envelope: Envelope, subject: str, style: Style) -> str:
+    """A subject with what is known of the GPU: model and the link as it was during the copy."""
+    parts: list[str | None] = [style.text(subject)]
+    cases = envelope.cases or ((envelope.case,) if envelope.case is not None else ())
+    for gpu in (gpu for case in cases for gpu in case.gpus if f"gpu:{gpu.index}" == subject):
+        parts.append(style.text(gpu.name) if gpu.name else None)
+        link = gpu.pcie
+        if link is not None and link.generation and link.width:
+            state = {"load": " under load", "idle": " (idle reading)"}.get(link.state, "")
+            parts.append(f"PCIe {link.generation}.0 x{link.width}{state}")
+        if gpu.throttle_reasons and gpu.throttle_state == "load":
+            parts.append("clocks held by " + ", ".join(style.text(reason) for reason in gpu.throttle_reasons))
+        break
+    return style.joined(parts)
+
+
+def watched(item: Watched, style: Style) -> list[str]:
+    """Where the step time went, and which lines waited; one block for each process that made steps."""
+    lines = style.fold("watched: " + " ".join(style.text(part) for part in item.command), rest="  ")
+    for record in item.records:
+        lines += _record(record, style, several=len(item.records) > 1)
+    if not item.records:
+        lines.append("  no step was seen")
+    return lines
+
+
+def _record(record: WatchRecord, style: Style, *, several: bool) -> list[str]:
+    steps = record.steps
+    rate = record.batches_per_s if record.counts_differ else record.steps_per_s
+    unit = "batches/s" if record.counts_differ else "steps/s"
+    parts = [
+        f"rank {record.rank}" if several and record.rank is not None else None,
+        count(len(steps), "step") + (f" in {number(record.watched_s)} s" if record.watched_s else ""),
+        f"{number(rate)} {unit}" if rate is not None else None,
+        f"median step {number(median(step.wall_ms for step in steps))} ms" if steps else None,
+        style.text(record.device) if record.device else None,
+    ]
+    lines = style.fold(style.joined(parts), first="  ", rest="    ")
+    if record.counts_differ:
+        lines += style.fold(
+            f"counts differ: {record.optimizer_steps} optimizer steps, {record.batches} batches,"
+            f" {record.backwards} backward calls (--step-at FILE:LINE decides)",
+            first="  ",
+            rest="    ",
+        )
+    if steps:
+        lines += _breakdown(record, style)
+    lines += _sites(record, style)
+    for loader in record.loaders:
+        if loader.role == "train" or (style.verbose > 0 and loader.batches):
+            details = [
+                f"{style.text(loader.site)}",
+                style.text(loader.loader_class),
+                f"num_workers {loader.num_workers}",
+                f"batch {loader.batch_size}" if loader.batch_size is not None else None,
+                f"pin_memory {'on' if loader.pin_memory else 'off'}",
+                f"{size(loader.batch_bytes)} a batch" if loader.batch_bytes else None,
+            ]
+            lines += style.fold("loader " + style.joined(details), first="  ", rest="    ")
+    for note in record.notes:
+        lines += style.fold(style.text(note), first="  note: ", rest="    ")
+    return lines
+
+
+def _breakdown(record: WatchRecord, style: Style) -> list[str]:
+    total = fmean(step.wall_ms for step in record.steps)
+    waits = {
+        "waiting for the loader": fmean(step.loader_wait_ms for step in record.steps),
+        "waiting for copies": fmean(step.copy_wait_ms for step in record.steps),
+        "waiting for the GPU": fmean(step.sync_wait_ms for step in record.steps),
+    }
+    waits["the rest"] = max(0.0, total - sum(waits.values()))
+    rows = []
+    for name, value in waits.items():
+        share = value / total if total else 0.0
+        rows.append((name, f"{number(value)} ms/step", f"{share:.0%}", style.glyph("block") * round(24 * share)))
+    return style.table(rows, right=(1, 2), indent="  ")
+
+
+def _sites(record: WatchRecord, style: Style) -> list[str]:
+    steps = len(record.steps) or 1
+    found: list[tuple[float, tuple[str, str, str, str]]] = []
+    for sync in record.syncs:
+        if sync.calls_in_steps:
+            detail = count(sync.calls_in_steps, "call") + ("" if sync.on_device else " on CPU tensors")
+            found.append((sync.waited_ms, (style.text(sync.site), style.text(sync.function), "", detail)))
+    for copy in record.copies:
+        if copy.calls_in_steps and copy.kind != "none":
+            kind = {"h2d": "to the GPU", "d2h": "to the host"}[copy.kind]
+            traits = [
+                count(copy.calls_in_steps, "call"),
+                f"{size(copy.bytes / max(1, copy.calls))} each" if copy.bytes else None,
+                "pinned" if copy.pinned == copy.calls else "not pinned" if not copy.pinned else "partly pinned",
+                "non_blocking" if copy.non_blocking == copy.calls else None,
+            ]
+            text = ", ".join(trait for trait in traits if trait)
+            found.append((copy.waited_ms, (style.text(copy.site), f"{style.text(copy.function)} {kind}", "", text)))
+    found.sort(key=lambda entry: -entry[0])
+    shown = found if style.verbose > 0 else found[:_SITES]
+    rows = [(site, what, f"{number(waited / steps)} ms/step", detail) for waited, (site, what, _, detail) in shown]
+    lines = style.table(rows, right=(2,), indent="    ")
+    if style.width is not None and any(columns(line) > style.width for line in lines):
+        lines = []
+        for site, what, waited, detail in rows:
+            lines += style.fold(f"{site}  {what}  {waited}, {detail}", first="    ", rest="      ")
+    if lines:
+        lines.insert(0, "  waits by line")
+    if len(shown) < len(found):
+        lines.append(f"    and {len(found) - len(shown)} more (-v)")
+    return lines
+
+
+def prescription(envelope: Envelope, style: Style) -> list[str]:
+    """Baseline against tuned, what was kept and dropped and why, the proof, and the files written."""
+    item = envelope.prescription
+    if item is None:
+        return []
+    lines = _rates(item.trials, style)
+    for measurement in envelope.measurements:
+        if measurement.metric == "tune.speedup":
+            lines += _speedup(measurement, style)
+    if item.verdict:
+        lines += [style.paint(line, "bold") for line in style.fold(style.text(item.verdict))]
+    lines += _changes(item, style)
+    if item.proof is not None:
+        text: str = item.proof.verdict
+        if item.proof.compared:
+            text += ": " + ", ".join(style.text(part) for part in item.proof.compared)
+        if item.proof.reason:
+            text += f" ({style.text(item.proof.reason)})"
+        lines += style.fold(text, first="proof    ")
+    for index, (kind, path) in enumerate(item.files.items()):
+        lines.append(f"{'files' if not index else '':<8} {style.text(path)}  ({style.text(kind)})")
+    return lines
+
+
+def _rates(trials: Iterable[Trial], style: Style) -> list[str]:
+    """Medians of the confirming runs, else of the baseline and nothing beside it."""
+    done = [trial for trial in trials if trial.rate is not None]
+    confirm = [trial for trial in done if trial.purpose == "confirm"]
+    base = [trial for trial in confirm if not trial.changes] or [t for t in done if t.purpose == "baseline"]
+    tuned = [trial for trial in confirm if trial.changes]
+    if not base:
+        return []
+    columns_of = [base, tuned] if tuned else [base]
+    unit = style.text(base[0].unit)
+    rows = [("", "baseline", "tuned")[: 1 + len(columns_of)]]
+    figures = (
+        (unit, [[t.rate for t in runs] for runs in columns_of]),
+        ("median step, ms", [[t.median_step_ms for t in runs] for runs in columns_of]),
+        ("loader wait, ms/step", [[t.loader_wait_ms for t in runs] for runs in columns_of]),
+        ("runs", None),
+    )
+    for name, values in figures:
+        if values is None:
+            rows.append((name, *(str(len(runs)) for runs in columns_of)))
+            continue
+        cells = []
+        for run_values in values:
+            known = [value for value in run_values if value is not None]
+            cells.append(number(median(known)) if known else style.glyph("none"))
+        if any(cell != style.glyph("none") for cell in cells):
+            rows.append((name, *cells))
+    return style.table(rows, right=(1, 2), indent="")
+
+
+def _speedup(item: Measurement, style: Style) -> list[str]:
+    text = f"tune.speedup {number(item.value)}x"
+    if item.spread is not None:
+        low, high = item.spread
+        text += f", interval {number(low)}{style.glyph('dash')}{number(high)}x"
+    lines = style.fold(f"{text}, {count(item.samples, 'pair')} of runs", rest="  ")
+    colour = "green" if item.verdict == "ok" else "yellow"
+    return [style.paint(line, "bold", colour) for line in lines]
+
+
+def _changes(item: Prescription, style: Style) -> list[str]:
+    lines: list[str] = []
+    groups: tuple[tuple[str, list[Change]], ...] = (
+        ("kept", [change for change in item.changes if change.kept]),
+        ("dropped", [change for change in item.changes if not change.kept and change.edits]),
+        ("advice", [change for change in item.changes if not change.kept and not change.edits]),
+    )
+    for label, changes in groups:
+        for index, change in enumerate(changes):
+            head = f"{label if not index else '':<8} "
+            text = f"{style.text(change.rule)} {style.text(change.site)}  {style.text(change.title)}"
+            if change.gain is not None:
+                low, high = number(change.gain.low), number(change.gain.high)
+                span = low if low == high else f"{low}{style.glyph('dash')}{high}"
+                text += f"  {span}{'x' if change.gain.unit == 'x' else ' ' + style.text(change.gain.unit)}"
+            if change.reason:
+                text += f": {style.text(change.reason)}"
+            lines += style.fold(text, first=head)
+    if item.launch is not None and item.launch.ranks:
+        for rank in item.launch.ranks:
+            parts = [
+                f"rank {rank.rank}",
+                style.text(rank.gpu) if rank.gpu else None,
+                f"NUMA node {rank.numa_node}" if rank.numa_node is not None else None,
+                f"CPUs {ranges(rank.cpus)}" if rank.cpus else "not bound",
+                style.text(rank.nic) if rank.nic else None,
+            ]
+            lines += style.fold(style.joined(parts), first=f"{'launch' if not rank.rank else '':<8} ")
+    return lines

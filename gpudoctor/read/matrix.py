@@ -31,9 +31,11 @@ _COLUMNS = re.compile(r"(CPU\s*Affinity)|(NUMA\s*Affinity|NUMA(?!\s*(?:ID|Affini
 _COLUMN_NAMES: tuple[Column, ...] = ("cpu", "numa", "gpu_numa")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.?|\[(?:\d{1,2}(?:;\d{1,2})*)?m")
 _LEGEND = re.compile(r"\s*(?:X|SYS|SOC|NODE|PHB|PXB|PIX|NV#)\s*=\s*\S|\s*(?:NIC\s+)?Legend:\s*$")
-_NIC_NAME = re.compile(r"[\s|>]*(NIC\d{1,3})\s*[:=]\s*([A-Za-z][\w.-]{0,31})[\s|]*$")
-_COMMAND = re.compile(r"\bsmi\b.*\btopo\b.*(?:\s-m\b|--matrix)")
-_PROMPT_HOST = re.compile(r"[\w.-]+@([A-Za-z0-9][\w.-]*)[: ][^#$>]*[#$>]\s*\S*smi\b")
+_NIC_NAME = re.compile(r"(?<![\w.-])(NIC\d{1,3})\s*[:=]\s*([A-Za-z][\w.-]{0,31})[\s|]*$")
+_AFFINITY = re.compile(r"\d[\d,-]*|N/A")
+_COMMAND = re.compile(r"\bsmi\s+topo\s[^\n]{0,60}?(?:-m\b|--matrix)")
+_PROMPT_HOST = re.compile(r"[\w.-]{1,32}@([A-Za-z0-9][\w.-]{0,63})[: ][^#$>]{0,200}[#$>]\s{0,4}\S{0,80}smi\b")
+_LONGEST = 10_000  # characters of a line; a hundred devices take about 1000
 _STOP = 8  # nvidia-smi's own tab stops, still visible where a terminal expanded them
 
 
@@ -84,25 +86,25 @@ class Matrices:
 
 def read_matrices(text: str) -> Matrices:
     """Every GPU topology matrix in `text`. `found` is empty when there is none; never raises."""
-    lines = [_clean(line) for line in text.split("\n")]
+    lines = [_clean(line) if len(line) <= _LONGEST else "..." for line in text.split("\n")]
     ended = text.endswith("\n")
     if ended or not text:
         lines.pop()
-    last = None if ended else len(lines) - 1
+    stops = _stops(lines, None if ended else len(lines) - 1)
     understood = {number for number, line in enumerate(lines) if not line.strip() or _is_around(line)}
-    headers = [(number, header) for number, line in enumerate(lines) if (header := _header(line, cut=number == last))]
+    headers = [(number, header) for number, line in enumerate(lines) if (header := _header(line, cut=number in stops))]
     found: list[Matrix] = []
     for position, (number, (labels, columns)) in enumerate(headers):
         begin = 0 if position == 0 else number + 1
         end = headers[position + 1][0] if position + 1 < len(headers) else len(lines)
         matrix = Matrix(labels=labels, columns=columns, header_line=number + 1)
-        used = _fill(matrix, lines, range(begin, end), last)
+        used = _fill(matrix, lines, range(begin, end), stops)
         if used:
             understood |= used | {number}
-            _describe(matrix, lines, range(begin, end), number, last)
+            _describe(matrix, lines, range(begin, end), number, stops)
             found.append(matrix)
     if not found:
-        headless = _without_header(lines, last)
+        headless = _without_header(lines, stops)
         if headless is not None:
             understood |= {row.line - 1 for row in headless.rows}
             found.append(headless)
@@ -118,13 +120,23 @@ def _clean(line: str) -> str:
     return line
 
 
+def _stops(lines: Sequence[str], unended: int | None) -> frozenset[int]:
+    """Numbers of the lines that may stop inside a word: cut at the edge of a screen, or by the end of the text.
+
+    Legend lines all have different lengths; several of one length that nothing exceeds were cut there.
+    """
+    edge = max(map(len, lines), default=0)
+    cut = sum(1 for line in lines if len(line) == edge and _LEGEND.match(line)) > 1
+    return frozenset(number for number, line in enumerate(lines) if number == unended or (cut and len(line) == edge))
+
+
 def _is_around(line: str) -> bool:
     """Lines that belong to the output but hold no cells."""
     return bool(
         _LEGEND.match(line)
-        or _NIC_NAME.match(line)
+        or _NIC_NAME.search(line)
         or _COMMAND.search(line)
-        or re.fullmatch(r"[\s|:+=`~\u2500-\u257f-]*", line)
+        or re.fullmatch(r"[\s|:+=`~\u2500-\u257f-]*", line)  # rules of a table, a code fence
     )
 
 
@@ -156,7 +168,7 @@ def _header(line: str, *, cut: bool) -> tuple[tuple[str, ...], tuple[Column, ...
     return (tuple(labels), tuple(columns)) if known and (len(labels) > 1 or (labels and columns)) else None
 
 
-def _fill(matrix: Matrix, lines: Sequence[str], numbers: range, last: int | None) -> set[int]:
+def _fill(matrix: Matrix, lines: Sequence[str], numbers: range, stops: frozenset[int]) -> set[int]:
     """Put the rows found in `numbers` into the matrix; returns the line numbers used, none if it is another matrix."""
     label = re.compile("|".join(rf"{re.escape(name)}(?!\w)" for name in sorted(matrix.labels, key=len, reverse=True)))
     used: set[int] = set()
@@ -173,12 +185,12 @@ def _fill(matrix: Matrix, lines: Sequence[str], numbers: range, last: int | None
                 return set()  # nvidia-smi topo -p2p: the same labels, another meaning
             taken = {number}
             # A terminal that wrapped the row left its end on the next line, without a label.
-            while number + 1 in numbers and len(words) < len(matrix.labels) and _is_continuation(lines[number + 1]):
+            while number + 1 in numbers and _goes_on(matrix, words, lines[number + 1]):
                 number += 1
                 taken.add(number)
                 rest += " " + lines[number]
                 words = rest.split()
-            row = _row(matrix, match[0], rest, cut=number == last, offset=match.start())
+            row = _row(matrix, match[0], rest, cut=number in stops, offset=match.start())
             if row is not None:
                 row.line = min(taken) + 1
                 matrix.rows.append(row)
@@ -187,9 +199,14 @@ def _fill(matrix: Matrix, lines: Sequence[str], numbers: range, last: int | None
     return used
 
 
-def _is_continuation(line: str) -> bool:
-    words = line.split()
-    return bool(words) and _CLASSES.fullmatch(words[0]) is not None and "=" not in words[1:2]
+def _goes_on(matrix: Matrix, words: Sequence[str], line: str) -> bool:
+    """Whether `line` holds the cells, or the affinity columns, that the row with `words` still lacks."""
+    more = line.split()
+    if not more or len(words) > len(matrix.labels):
+        return False
+    if len(words) < len(matrix.labels):
+        return _CLASSES.fullmatch(more[0]) is not None and "=" not in more[1:2]
+    return len(more) == len(matrix.columns) and all(_AFFINITY.fullmatch(word) for word in more)
 
 
 def _row(matrix: Matrix, label: str, rest: str, *, cut: bool, offset: int) -> Row | None:
@@ -202,7 +219,7 @@ def _row(matrix: Matrix, label: str, rest: str, *, cut: bool, offset: int) -> Ro
         parts = parts[1:]
     attempts = [parts, [part for part in parts if part.strip()]] if parts is not None else [rest.split()]
     for attempt in attempts:
-        cells, tail = _device_cells(attempt or [], len(matrix.labels))
+        cells, tail = _device_cells(attempt or [], len(matrix.labels), placed=parts is not None)
         if own < len(cells) and cells[own] == "X" and cells.count("X") == 1:
             row = Row(label=label, line=0, cells=cells)
             if cut and not tail:
@@ -214,7 +231,7 @@ def _row(matrix: Matrix, label: str, rest: str, *, cut: bool, offset: int) -> Ro
     return None
 
 
-def _device_cells(parts: Sequence[str], count: int) -> tuple[list[str | None], list[str]]:
+def _device_cells(parts: Sequence[str], count: int, *, placed: bool) -> tuple[list[str | None], list[str]]:
     """The first `count` cells (None where unknown, also where the row stops early), and what is left for the tail."""
     cells: list[str | None] = []
     broken = False
@@ -238,8 +255,8 @@ def _device_cells(parts: Sequence[str], count: int) -> tuple[list[str | None], l
                     return cells, [" ".join([jammed[3], *words[place + 1 :]]), *parts[position + 1 :]]
                 broken = True
                 break
-            elif len(words) == 1 and not re.match(r"\d", word) and len(parts) >= count:
-                cells.append(None)  # a word that is none, in a cell of its own
+            elif placed and len(words) == 1 and not re.match(r"\d", word) and len(parts) >= count:
+                cells.append(None)  # damaged, but in a cell of its own
             else:
                 broken = True
                 break
@@ -292,28 +309,30 @@ def _tail(
     values: dict[Column, str] = {}
     if exact and len(cells) >= len(columns):
         values = dict(zip(columns, cells, strict=False))
-    elif len(words) == len(columns):
+    elif len(words) == len(columns) and (cells[0] or columns[0] != "cpu"):
         values = dict(zip(columns, words, strict=True))
-    elif columns[0] == "cpu" and (tabbed or blank is not None) and (words or tabbed) and cells:
+    elif columns[0] == "cpu" and cells and (tabbed or (blank is not None and words)):
         empty = not cells[0] if tabbed else bool(blank)
-        values["cpu"] = "" if empty else words[0]
         left = words if empty else words[1:]
-        # nvidia-smi puts one or two tabs before the node and two more before the GPU's own node.
-        places = [number for number, cell in enumerate(cells) if cell and number]
         if len(left) == len(columns) - 1:
-            values |= dict(zip(columns[1:], left, strict=True))
-        elif len(left) == 1 and tabbed and len(places) == 1:
-            values[columns[1] if places[0] <= 2 else columns[-1]] = left[0]
+            values = dict(zip(columns, [("" if empty else words[0]), *left], strict=True))
+        elif empty or cut:
+            # A CPU list with too few cells after it may be two cells in one (0-63 and 0 read 0-630): left out.
+            values["cpu"] = "" if empty else words[0]
     row.tail = values
     if row.uncertain_column not in values:
         row.uncertain_column = None
 
 
-def _describe(matrix: Matrix, lines: Sequence[str], numbers: range, header: int, last: int | None) -> None:
+def _describe(matrix: Matrix, lines: Sequence[str], numbers: range, header: int, stops: frozenset[int]) -> None:
     """NIC names from the legend, and what the prompt tells about the host."""
     for number in numbers:
-        match = _NIC_NAME.match(lines[number])
-        if match and match[1] in matrix.labels and (number != last or _follows(matrix.nic_names, match[1], match[2])):
+        match = _NIC_NAME.search(lines[number])
+        if (
+            match
+            and match[1] in matrix.labels
+            and (number not in stops or _follows(matrix.nic_names, match[1], match[2]))
+        ):
             matrix.nic_names[match[1]] = match[2]
     for number in range(header, numbers.start - 1 if numbers.start == 0 else max(numbers.start - 8, -1), -1):
         match = _PROMPT_HOST.search(lines[number])
@@ -329,7 +348,7 @@ def _follows(names: dict[str, str], label: str, name: str) -> bool:
     return match is not None and name == f"{match[1]}{int(match[2]) + 1}"
 
 
-def _without_header(lines: Sequence[str], last: int | None) -> Matrix | None:
+def _without_header(lines: Sequence[str], stops: frozenset[int]) -> Matrix | None:
     """A matrix whose header was cut off: the X of each row tells its column, if the columns are complete."""
     places: dict[int, str] = {}
     for line in lines:
@@ -347,4 +366,4 @@ def _without_header(lines: Sequence[str], last: int | None) -> Matrix | None:
     ):
         return None
     matrix = Matrix(labels=labels, columns=(), header_line=None)
-    return matrix if _fill(matrix, lines, range(len(lines)), last) else None
+    return matrix if _fill(matrix, lines, range(len(lines)), stops) else None

@@ -18,4 +18,4 @@ def identify(text: str, name: str = "") -> str:
         return case.KIND
     if text.lstrip("\ufeff \t\r\n").startswith("{") and name.endswith("case.json"):
         return case.KIND
-    return smi_topo.KIND if read_matrices(text).found else UNKNOWN
+    return smi_topo.KIND if "GPU" in text and read_matrices(text).found else UNKNOWN

@@ -1,0 +1,80 @@
+"""Shares of a step, from the records of a watched command; shared by the loader, sync and copy rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from gpudoctor.model import Case, Gain, WatchedLoader, WatchRecord
+
+
+class _AtSite(Protocol):
+    @property
+    def site(self) -> str: ...
+
+
+Site = TypeVar("Site", bound=_AtSite)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one site cost: milliseconds a step, its share of the step (0 to 1), and the record it was seen in."""
+
+    step_ms: float
+    waited_ms: float
+    share: float
+    record: WatchRecord
+
+
+def records(case: Case) -> tuple[WatchRecord, ...]:
+    """The records in which steps were seen."""
+    return tuple(record for record in case.watched.records if record.steps) if case.watched else ()
+
+
+def cost(record: WatchRecord, waited_ms: float) -> Cost:
+    """The cost of a wait that sums to `waited_ms` over all steps of the record, which must hold steps."""
+    count = len(record.steps)
+    total = sum(step.wall_ms for step in record.steps)
+    share = min(1.0, max(0.0, waited_ms / total)) if total > 0 else 0.0
+    return Cost(step_ms=total / count, waited_ms=waited_ms / count, share=share, record=record)
+
+
+def per_step(record: WatchRecord, calls: int) -> float:
+    """Calls a step; a watched window of N steps holds N-1 whole intervals, so one step counts as one."""
+    return calls / max(1, len(record.steps) - 1)
+
+
+def worst(found: Sequence[tuple[Site, Cost]]) -> Iterator[tuple[Site, Cost]]:
+    """Ranks run the same lines: of each site only the rank where it costs the largest share, in order of sites."""
+    best: dict[str, tuple[Site, Cost]] = {}
+    for item, price in found:
+        if item.site not in best or price.share > best[item.site][1].share:
+            best[item.site] = (item, price)
+    yield from (best[site] for site in sorted(best))
+
+
+def feeding(record: WatchRecord) -> Iterator[WatchedLoader]:
+    """The loaders that feed the steps; one whose use is unknown counts when no other is known to."""
+    known = [loader for loader in record.loaders if loader.role == "train"]
+    yield from known or (loader for loader in record.loaders if loader.role == "unknown" and loader.batches)
+
+
+def bound(share: float, what: str, *, most: float | None = None) -> Gain:
+    """The rate can rise at most by the waiting share: 1 / (1 - share), or by the factor `most` when that is less.
+
+    The low end is 1: that hiding the wait gains anything is not known before it is tried.
+    """
+    high = 1.0 / max(0.01, 1.0 - share)
+    return Gain(
+        low=1.0,
+        high=round(high if most is None else min(high, most), 3),
+        unit="x",
+        basis="measured",
+        source=f"upper bound: {what} takes {share:.0%} of the watched step",
+    )
+
+
+def a_step(price: Cost) -> str:
+    """Such as "12.1 of 30.4 ms a step (40 %)"."""
+    return f"{price.waited_ms:.1f} of {price.step_ms:.1f} ms a step ({price.share * 100:.0f} %)"

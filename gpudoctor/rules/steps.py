@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from gpudoctor.model import Case, Gain, WatchedLoader, WatchRecord
+from gpudoctor.model import Case, CopySite, Gain, WatchedLoader, WatchRecord
 
 
 class _AtSite(Protocol):
@@ -78,3 +78,8 @@ def bound(share: float, what: str, *, most: float | None = None) -> Gain:
 def a_step(price: Cost) -> str:
     """Such as "12.1 of 30.4 ms a step (40 %)"."""
     return f"{price.waited_ms:.1f} of {price.step_ms:.1f} ms a step ({price.share * 100:.0f} %)"
+
+
+def copy_symptom(record: WatchRecord, copy: CopySite) -> str:
+    """The wait for one copy, in the same words in each rule that it explains, so that it is counted once."""
+    return f"{copy.site}: copying waits {a_step(cost(record, copy.waited_ms))}"

@@ -62,7 +62,9 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if need and need > (size if free is None else free):
         message = f"the watched loaders need {_mib(need)} of shared memory, /dev/shm has {_mib(free or size)} free"
     elif size <= case.threshold(RULE.code, "default_shm_bytes"):
-        message = f"shared memory (/dev/shm) has {_mib(size)}, the default of a container: loader workers and NCCL run out of it"
+        message = (
+            f"shared memory (/dev/shm) has {_mib(size)}, a container's default: loader workers and NCCL can run out"
+        )
         if need:
             severity, reason = "warning", f"the watched loaders fit with {_mib(need)}"
             message = f"{message}; {reason}, more workers or larger batches may not"

@@ -1,0 +1,120 @@
+"""Each step waits for a copy to the GPU.
+
+What it means
+    A copy without non_blocking=True makes the host wait until it is done, and so does any copy from memory that is
+    not pinned. Meanwhile the host queues no kernels.
+Why it costs
+    8-10 % in one report (https://github.com/ostris/ai-toolkit/pull/813). Nothing where the copy is hidden behind
+    computation that is queued already.
+How we know
+    The command was watched on a GPU: this line copies from host to device in about every step, blocking or from
+    unpinned memory, and the share of the step spent in it is above the limit below.
+Fix
+    Pinned memory on the host side (pin_memory=True in the loader) and non_blocking=True at the copy; either of them
+    alone gains nothing. Never pin by hand in the loop: that can take twice as long as the plain copy.
+When to ignore
+    Scripts on the CPU, copies outside the loop, copies of a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.model import Case, CopySite, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchRecord
+from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, per_step, records, worst
+
+RULE = Rule(code="CPY001", name="blocking-copy-in-loop", severity="warning", needs=("watched",), since="0.1")
+
+
+def check(case: Case) -> Iterator[Finding | Unchecked]:
+    if not records(case):
+        yield Unchecked(reason="no step was seen in the watched command")
+        return
+    often = case.threshold(RULE.code, "calls_per_step")
+    found = [
+        (copy, cost(record, copy.waited_ms))
+        for record in records(case)
+        for copy in record.copies
+        if copy.kind == "h2d" and _waits(copy) and per_step(record, copy.calls_in_steps) >= often
+    ]
+    for copy, price in worst(found):
+        if price.share >= case.threshold(RULE.code, "wait_share"):
+            yield _finding(case, copy, price)
+
+
+def _waits(copy: CopySite) -> bool:
+    return copy.non_blocking < copy.calls or copy.pinned < copy.calls
+
+
+def _finding(case: Case, copy: CopySite, price: Cost) -> Finding:
+    blocking, unpinned = copy.non_blocking < copy.calls, copy.pinned < copy.calls
+    how = " and ".join(["blocking"] * blocking + ["from memory that is not pinned"] * unpinned)
+    size = copy.bytes / max(1, copy.calls) / 1e6
+    remedies = []
+    if unpinned:
+        by_loader = "pin_memory=True in the DataLoader" if copy.from_loader else "a pinned source buffer, made once"
+        remedies.append(Remedy(kind="code", text=f"{by_loader}; do not call .pin_memory() in the loop"))
+    if blocking:
+        remedies.append(Remedy(kind="code", text="non_blocking=True at this copy, once its source is pinned"))
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=copy.site,
+        message=f"the copy to the GPU ({how}, {size:.1f} MB a call) waits {a_step(price)}",
+        evidence=(
+            evidence(
+                case,
+                "watched",
+                f"{copy.calls} calls, {copy.pinned} pinned, {copy.non_blocking} non_blocking",
+                "pinned and non_blocking",
+            ),
+        ),
+        remedies=tuple(remedies),
+        gain=bound(price.share, "this copy", most=2.0),
+        confidence="likely",
+        symptoms=(copy_symptom(price.record, copy),),
+    )
+
+
+def _case(
+    *,
+    kind: str = "h2d",
+    pinned: int = 0,
+    non_blocking: int = 0,
+    waited_ms: float = 2.0,
+    in_steps: int = 100,
+    steps: int = 100,
+) -> Case:
+    copy = CopySite(
+        site="train.py:51",
+        function="to",
+        kind="h2d" if kind == "h2d" else "none",
+        calls=100,
+        bytes=100 * 2**20,
+        pinned=pinned,
+        non_blocking=non_blocking,
+        waited_ms=waited_ms * 100,
+        calls_in_steps=in_steps,
+    )
+    record = WatchRecord(pid=1, cuda=kind == "h2d", steps=(Step(wall_ms=20),) * steps, copies=(copy,))
+    return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
+
+
+EXAMPLES = (
+    Example(name="blocking and unpinned", kind="fires", case=_case(), subjects=("train.py:51",)),
+    Example(name="pinned but blocking", kind="fires", case=_case(pinned=100), subjects=("train.py:51",)),
+    Example(
+        name="unpinned, non_blocking all the same",
+        kind="fires",
+        case=_case(non_blocking=100),
+        subjects=("train.py:51",),
+    ),
+    Example(name="pinned and non_blocking", kind="quiet", case=_case(pinned=100, non_blocking=100)),
+    Example(name="hidden", kind="quiet", case=_case(waited_ms=0.1)),
+    Example(name="model moved once", kind="quiet", case=_case(in_steps=0)),
+    Example(name="CPU script", kind="quiet", case=_case(kind="none")),
+    Example(name="nothing watched", kind="lacks", case=Case()),
+    Example(name="no step seen", kind="lacks", case=_case(steps=0)),
+)

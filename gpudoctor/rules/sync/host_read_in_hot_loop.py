@@ -1,0 +1,100 @@
+"""A value is read from the GPU in every step.
+
+What it means
+    item(), float(), int() or tolist() of a tensor on the GPU waits until the GPU has done all work queued before
+    it. The host cannot queue the next kernels meanwhile, so that the GPU runs empty afterwards.
+Why it costs
+    4 % to a factor of 2, at most the smaller of host and device time of a step
+    (https://github.com/Nerogar/OneTrainer/pull/1608). Nothing where the GPU is busy all the time anyway.
+How we know
+    The command was watched: the line reads a tensor on a GPU in about every step and waits. One remaining read per
+    step keeps the whole wait, so that all of a loop must go to gain anything.
+Fix
+    Sum on the device (`total += loss.detach()`) and read every N steps, also for progress bars and loggers.
+When to ignore
+    The value decides what happens next (an agent's action, a line search). Reads that are limited already (step % N)
+    and tensors on the CPU keep the rule quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, SyncSite, Unchecked, Watched, WatchRecord
+from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.steps import Cost, a_step, bound, cost, per_step, records, worst
+
+RULE = Rule(code="SYN001", name="host-read-in-hot-loop", severity="warning", needs=("watched",), since="0.1")
+
+READS = ("item", "float", "int", "tolist")
+
+
+def check(case: Case) -> Iterator[Finding | Unchecked]:
+    if not records(case):
+        yield Unchecked(reason="no step was seen in the watched command")
+        return
+    often = case.threshold(RULE.code, "calls_per_step")
+    found = [
+        (sync, cost(record, sync.waited_ms))
+        for record in records(case)
+        for sync in record.syncs
+        if reads(sync) and per_step(record, min(sync.calls_in_steps, sync.on_device)) >= often
+    ]
+    for sync, price in worst(found):
+        if price.share >= case.threshold(RULE.code, "wait_share"):
+            yield _finding(case, sync, price)
+
+
+def reads(sync: SyncSite) -> bool:
+    """Whether the site reads a value by one of the functions of this rule, `__float__` spelt either way."""
+    return sync.function.rsplit(".", 1)[-1].strip("_") in READS
+
+
+def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
+    function = sync.function.rsplit(".", 1)[-1].strip("_")
+    rate = per_step(price.record, sync.calls_in_steps)
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=sync.site,
+        message=f"{function}() reads a tensor from the GPU {rate:.1f} times a step and waits {a_step(price)}",
+        evidence=(evidence(case, "watched", f"{function}: {sync.on_device} calls on the device", "one every N steps"),),
+        remedies=(
+            Remedy(
+                kind="code",
+                text="keep the value on the device (detach, add up) and read it every N steps",
+                risk="values are logged later or less often",
+            ),
+        ),
+        gain=bound(price.share, "this wait", most=2.0),
+        confidence="likely",
+        symptoms=(f"{sync.site}: waits {a_step(price)}",),
+    )
+
+
+def _case(
+    *, function: str = "item", on_device: int = 100, in_steps: int = 100, waited_ms: float = 5.0, steps: int = 100
+) -> Case:
+    sync = SyncSite(
+        site="train.py:88",
+        function=function,
+        calls=100,
+        on_device=on_device,
+        waited_ms=waited_ms * 100,
+        calls_in_steps=in_steps,
+    )
+    record = WatchRecord(pid=1, cuda=on_device > 0, steps=(Step(wall_ms=20),) * steps, syncs=(sync,))
+    return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
+
+
+EXAMPLES = (
+    Example(name="loss.item() in each step", kind="fires", case=_case(), subjects=("train.py:88",)),
+    Example(name="float(loss)", kind="fires", case=_case(function="__float__"), subjects=("train.py:88",)),
+    Example(name="every tenth step", kind="quiet", case=_case(in_steps=10)),
+    Example(name="tensor on the CPU", kind="quiet", case=_case(on_device=0)),
+    Example(name="no wait", kind="quiet", case=_case(waited_ms=0.05)),
+    Example(name="synchronize() is another rule", kind="quiet", case=_case(function="synchronize")),
+    Example(name="nothing watched", kind="lacks", case=Case()),
+    Example(name="no step seen", kind="lacks", case=_case(steps=0)),
+)

@@ -80,7 +80,7 @@ def _judge(case: Case, gpu: Gpu, link: PcieLink, generation: int) -> Iterator[Fi
         remedies=REMEDIES,
         gain=Gain(
             low=1.0,
-            high=2.0 ** (limit - generation),
+            high=2.0 ** min(limit - generation, 5),  # Gen1 to Gen6
             unit="x",
             basis="estimate",
             source="each generation doubles the link; bounds host-device copies only, not the whole job",

@@ -1,0 +1,123 @@
+"""Source edits as a patch: apply_edits gives the new text, unified_diff the patch, apply_to_disk writes it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType
+
+from gpudoctor.model import Edit
+from gpudoctor.prescribe.accumulator import device_accumulator
+from gpudoctor.prescribe.disk import apply_to_disk, encoding_of, revert, unified_diff
+from gpudoctor.prescribe.imports import Imports, add_imports
+from gpudoctor.prescribe.loader_edit import set_arguments
+from gpudoctor.prescribe.sync_edit import drop_call, non_blocking
+from gpudoctor.prescribe.tree import CannotEditError, parse
+from gpudoctor.prescribe.whole_batch import whole_batch
+
+__all__ = ["Patched", "apply_edits", "apply_to_disk", "encoding_of", "revert", "unified_diff"]
+
+# At one line the shape of the call is changed before its settings, which are then wrapped to fit it.
+_ORDER = ("whole-batch", "loader-arguments", "non-blocking", "drop-call", "device-accumulator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patched:
+    """`lines` are the changed lines of the new text that hold code, 1-based; where a call was dropped, the line of
+    the statement before it, which runs whenever the call would have run."""
+
+    text: str
+    applied: tuple[Edit, ...] = ()
+    refused: tuple[tuple[Edit, str], ...] = ()
+    lines: tuple[int, ...] = ()
+
+
+def apply_edits(text: str, edits: Sequence[Edit], *, file: str) -> Patched:
+    """Apply what can be applied; every other edit is refused with the reason, and the rest of the text stays as it is.
+
+    text: the source; edits: sites are ``file:LINE`` of this text. Never raises for bad source or a wrong site.
+    """
+    mark = "\ufeff" if text.startswith("\ufeff") else ""
+    current = text.removeprefix("\ufeff")
+    applied: list[Edit] = []
+    refused: list[tuple[Edit, str]] = []
+    imports: list[Imports] = []
+    moved: dict[int, int] = {}  # lines that an edit put above its own line
+    # From the bottom up, so that the lines of the sites above stay right.
+    ordered = sorted(edits, key=lambda edit: (-(_line(edit.site, file) or 0), _ORDER.index(edit.kind)))
+    for edit in ordered:
+        line = _line(edit.site, file)
+        if line is None:
+            refused.append((edit, f"{edit.site!r} is not a line of {file!r}"))
+            continue
+        try:
+            changed, needed, above = _one(current, edit, line + moved.get(line, 0))
+            ast.parse(changed)
+        except CannotEditError as error:
+            refused.append((edit, str(error)))
+        except (SyntaxError, ValueError, RecursionError):
+            refused.append((edit, "the edit does not fit the way in which this line is written"))
+        else:
+            current = changed
+            applied.append(edit)
+            imports += [needed] if needed is not None else []
+            moved[line] = moved.get(line, 0) + above
+    for needed in imports:
+        current = add_imports(current, needed)
+    new = mark + current
+    positions = {id(edit): number for number, edit in enumerate(edits)}
+    return Patched(
+        text=new,
+        applied=tuple(sorted(applied, key=lambda edit: positions[id(edit)])),
+        refused=tuple(sorted(refused, key=lambda pair: positions[id(pair[0])])),
+        lines=_changed_lines(text, new),
+    )
+
+
+def _line(site: str, file: str) -> int | None:
+    head, _, tail = site.rpartition(":")
+    return int(tail) if head == file and re.fullmatch(r"[0-9]{1,9}", tail) and int(tail) > 0 else None
+
+
+def _one(text: str, edit: Edit, line: int) -> tuple[str, Imports | None, int]:
+    tree = parse(text)
+    match edit.kind:
+        case "loader-arguments":
+            return set_arguments(tree, line, edit.arguments), None, 0
+        case "whole-batch":
+            return whole_batch(tree, line)
+        case "non-blocking":
+            return non_blocking(tree, line), None, 0
+        case "device-accumulator":
+            return device_accumulator(tree, line, edit.name), None, 0
+        case "drop-call":
+            return drop_call(tree, line, edit.name), None, 0
+
+
+def _changed_lines(old: str, new: str) -> tuple[int, ...]:
+    if old == new:
+        return ()
+    code = _code_lines(new)
+    changed: set[int] = set()
+    old_lines, new_lines = (re.split(r"\r\n?|\n", text) for text in (old, new))
+    for kind, _, _, start, end in difflib.SequenceMatcher(None, old_lines, new_lines, autojunk=False).get_opcodes():
+        if kind in {"insert", "replace"}:
+            changed.update(number for number in range(start + 1, end + 1) if number in code)
+        elif kind == "delete":
+            before = max((number for number in code if number <= start), default=None)
+            changed.update([before] if before is not None else [])
+    return tuple(sorted(changed))
+
+
+def _code_lines(text: str) -> set[int]:
+    """Lines that have bytecode, so that running them can be observed."""
+    lines: set[int] = set()
+    pending: list[CodeType] = [compile(text.removeprefix("\ufeff"), "<patched>", "exec", dont_inherit=True)]
+    while pending:
+        code = pending.pop()
+        lines.update(number for _, _, number in code.co_lines() if number is not None)
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return lines

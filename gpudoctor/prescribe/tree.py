@@ -1,0 +1,173 @@
+"""A parsed source file: libcst nodes with their places in the text, parents and qualified names.
+
+Edits are splices of the text at the places of nodes, so everything between them stays as it is, byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import libcst as cst
+
+    Node = TypeVar("Node", bound=cst.CSTNode)
+
+LINE_LIMIT = 120  # a line that we write does not get longer than this
+_NEWLINE = re.compile(r"\r\n?|\n")
+Splice = tuple[int, int, str]  # start and end offset of what goes, and the text that takes its place
+
+
+class CannotEditError(Exception):
+    """Why an edit is refused; the text is shown to the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """One version of the file. Edits return a new text, and the next edit parses that."""
+
+    text: str
+    module: cst.Module
+    starts: tuple[int, ...]  # offset of the first character of every line
+    ranges: Mapping[cst.CSTNode, tuple[tuple[int, int], tuple[int, int]]]  # (line, column) of start and end
+    parents: Mapping[cst.CSTNode, cst.CSTNode]
+    names: Mapping[cst.CSTNode, frozenset[str]]  # what a name or attribute refers to: torch.utils.data.DataLoader
+
+    def walk(self, root: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
+        pending = [root or self.module]
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(reversed(node.children))
+
+    def lines(self, node: cst.CSTNode) -> tuple[int, int]:
+        """First and last line of a node, 1-based."""
+        return self.ranges[node][0][0], self.ranges[node][1][0]
+
+    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Offsets of a node in the text. An expression's own brackets are outside of it, an argument's inside."""
+        (line, column), (last, end) = self.ranges[node]
+        return self.starts[line - 1] + column, self.starts[last - 1] + end
+
+    def line_start(self, offset: int) -> int:
+        return max(start for start in self.starts if start <= offset)
+
+    def line_end(self, offset: int) -> int:
+        """The offset of the line break (or the end of the text) at or after `offset`."""
+        found = _NEWLINE.search(self.text, offset)
+        return found.start() if found else len(self.text)
+
+    def indentation(self, offset: int) -> str:
+        """The white space that starts the line of `offset`."""
+        line = self.text[self.line_start(offset) : self.line_end(offset)]
+        return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def newline(self) -> str:
+        found = _NEWLINE.search(self.text)
+        return found.group() if found else "\n"
+
+    def at(self, kind: type[Node], line: int) -> list[Node]:
+        """The nodes of `kind` that cover `line`, in the order of the text."""
+        return [
+            node
+            for node in self.walk()
+            if isinstance(node, kind) and node in self.ranges and self.lines(node)[0] <= line <= self.lines(node)[1]
+        ]
+
+    def up(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The parents of a node, the nearest first."""
+        parent = self.parents.get(node)
+        while parent is not None:
+            yield parent
+            parent = self.parents.get(parent)
+
+    def refers_to(self, node: cst.CSTNode) -> frozenset[str]:
+        return self.names.get(node, frozenset())
+
+    def code(self, node: cst.CSTNode) -> str:
+        return self.module.code_for_node(node).strip()
+
+    def spliced(self, splices: Sequence[Splice]) -> str:
+        text = self.text
+        for start, end, new in sorted(splices, key=lambda splice: splice[:2], reverse=True):
+            text = text[:start] + new + text[end:]
+        return text
+
+    def statement(self, node: cst.CSTNode) -> cst.CSTNode:
+        """The statement line, or the compound statement, that holds `node`."""
+        import libcst as cst
+
+        for parent in [node, *self.up(node)]:
+            if isinstance(parent, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.BaseCompoundStatement)):
+                return parent
+        raise CannotEditError("the code stands outside of a statement")
+
+    def siblings(self, statement: cst.CSTNode) -> tuple[Sequence[cst.CSTNode], int]:
+        """The statements of the block that holds a statement line, and its position among them."""
+        import libcst as cst
+
+        block = self.parents.get(statement)
+        if not isinstance(block, (cst.Module, cst.IndentedBlock)):
+            raise CannotEditError("the statement shares its line with the one that it belongs to")
+        return block.body, [id(part) for part in block.body].index(id(statement))
+
+
+def parse(text: str) -> Tree:
+    """CannotEditError says where the text does not parse."""
+    import libcst as cst
+    from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider, QualifiedNameProvider
+
+    try:
+        module = cst.parse_module(text)
+        if module.code != text:
+            raise CannotEditError("the file cannot be written back unchanged, so it is left alone")
+        wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
+        found: dict[Any, Any] = dict(
+            wrapper.resolve_many([PositionProvider, ParentNodeProvider, QualifiedNameProvider])
+        )
+    except cst.ParserSyntaxError as error:
+        raise CannotEditError(f"line {error.raw_line} does not parse") from None
+    except (RecursionError, ValueError, UnicodeError) as error:
+        raise CannotEditError(f"the file does not parse ({type(error).__name__})") from None
+    names: dict[cst.CSTNode, frozenset[str]] = {}
+    for node, value in found[QualifiedNameProvider].items():
+        resolved = value() if callable(value) else value  # libcst resolves names lazily
+        names[node] = frozenset(name.name for name in resolved or ())
+    return Tree(
+        text=text,
+        module=wrapper.module,
+        starts=(0, *(match.end() for match in _NEWLINE.finditer(text))),
+        ranges={
+            node: ((place.start.line, place.start.column), (place.end.line, place.end.column))
+            for node, place in found[PositionProvider].items()
+        },
+        parents=found[ParentNodeProvider],
+        names=names,
+    )
+
+
+def name_or_attribute(node: cst.CSTNode) -> bool:
+    """A plain name or a chain of attributes: writing it twice evaluates nothing twice."""
+    import libcst as cst
+
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return isinstance(node, cst.Name)
+
+
+def used_names(tree: Tree) -> set[str]:
+    """Every identifier of the file, so that a new name can be chosen beside them."""
+    import libcst as cst
+
+    return {node.value for node in tree.walk() if isinstance(node, cst.Name)}
+
+
+def last_name(node: cst.CSTNode) -> str:
+    """``DataLoader`` of ``data.DataLoader``; an empty string for anything but names and attributes."""
+    import libcst as cst
+
+    if isinstance(node, cst.Attribute):
+        return node.attr.value
+    return node.value if isinstance(node, cst.Name) else ""

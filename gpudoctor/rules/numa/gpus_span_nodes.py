@@ -17,11 +17,11 @@ When to ignore
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpudoctor.model import Case, Example, Finding, Gain, Gpu, NumaNode, Remedy, Rule, Unchecked
 from gpudoctor.model import gpu_path as path
-from gpudoctor.rules.evidence import answering, evidence, subject
+from gpudoctor.rules.evidence import answering, cpu_list, evidence, subject
 from gpudoctor.rules.locality import node_of, unknown_because
 
 RULE = Rule(code="NUM001", name="gpus-span-numa-nodes", severity="info", needs=("gpus",), since="0.1")
@@ -35,18 +35,18 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if unknown is not None:
         yield Unchecked(reason=unknown)
         return
-    nodes = {gpu: node_of(case, gpu) for gpu in gpus}
-    for gpu, node in nodes.items():
-        if node is None:
+    places = _places(case, gpus)
+    for gpu, place in places.items():
+        if place is None:
             yield Unchecked(reason="its NUMA node is unknown", subject=subject(gpu))
-    groups: dict[int, list[str]] = {}
-    for gpu, node in nodes.items():
-        if node is not None:
-            groups.setdefault(node, []).append(str(gpu.index))
+    groups: dict[str, list[str]] = {}
+    for gpu, place in places.items():
+        if place is not None:
+            groups.setdefault(place, []).append(str(gpu.index))
     lists = {gpu.local_cpus for gpu in gpus}
     if len(groups) < 2 or (len(lists) == 1 and lists != {None}):
         return
-    split = "; ".join(f"node {node}: GPU {', '.join(members)}" for node, members in sorted(groups.items()))
+    split = "; ".join(f"{place}: GPU {', '.join(members)}" for place, members in sorted(groups.items()))
     yield Finding(
         rule=RULE.code,
         name=RULE.name,
@@ -54,7 +54,9 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         subject="host",
         message=f"the GPUs are attached to {len(groups)} NUMA nodes ({split}): bind each rank to the node of its GPU",
         evidence=tuple(
-            evidence(case, path(gpu, "numa_node"), f"node {node}") for gpu, node in nodes.items() if node is not None
+            evidence(case, path(gpu, "local_cpus" if place.startswith("CPUs") else "numa_node"), place)
+            for gpu, place in places.items()
+            if place is not None
         ),
         remedies=(
             Remedy(kind="command", text="torchrun --numa-binding=node (newer torch), or numactl for each rank"),
@@ -69,6 +71,16 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         ),
         confidence="certain",
     )
+
+
+def _places(case: Case, gpus: Sequence[Gpu]) -> dict[Gpu, str | None]:
+    """The node of each GPU. Old matrices print no nodes: there, lists of CPUs that do not overlap tell them apart."""
+    nodes = {gpu: node_of(case, gpu) for gpu in gpus}
+    lists = {gpu.local_cpus for gpu in gpus if gpu.local_cpus}
+    apart = sum(len(cpus) for cpus in lists) == len({cpu for cpus in lists for cpu in cpus})
+    if apart and set(nodes.values()) == {None}:
+        return {gpu: f"CPUs {cpu_list(gpu.local_cpus)}" if gpu.local_cpus else None for gpu in gpus}
+    return {gpu: None if node is None else f"node {node}" for gpu, node in nodes.items()}
 
 
 def _gpu(index: int, node: int | None, cpus: range | None = None) -> Gpu:
@@ -93,6 +105,12 @@ EXAMPLES = (
         name="only the nodes are known, ids 0 and 8 as on POWER9",
         kind="fires",
         case=Case(gpus=(_gpu(0, 0), _gpu(1, 8))),
+        subjects=("host",),
+    ),
+    Example(
+        name="an old matrix without nodes: the CPU lists differ",
+        kind="fires",
+        case=Case(gpus=(_gpu(0, None, range(8)), _gpu(1, None, range(8, 16)))),
         subjects=("host",),
     ),
     Example(

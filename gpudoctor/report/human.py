@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpudoctor.model import Case, Envelope, Finding, Gain, Gpu, Severity, severity_rank
 from gpudoctor.report import tables
-from gpudoctor.report.text import Style, columns, count, number, pad, size
+from gpudoctor.report.text import Style, columns, count, pad, size, trimmed
 
 # Words carry the meaning; colour only repeats it.
 WORDS: dict[Severity, tuple[str, str]] = {
@@ -47,12 +47,13 @@ def header(case: Case, style: Style) -> list[str]:
     """One line of host facts; folded when the terminal is narrow."""
     host, software = case.host, case.software
     on_bus = host.gpus_on_bus or 0
-    gpus = style.joined([f"{many}x {name}" if many > 1 else name for name, many in names(case.gpus, style)])
+    alone = len(case.gpus) == 1
+    gpus = [name if alone else f"{many}x {name}" for name, many in names(case.gpus, style)]
     if not case.gpus:
-        gpus = f"{count(on_bus, 'NVIDIA GPU')} on the bus, none answers" if on_bus else "no NVIDIA GPU found"
+        gpus = [f"{count(on_bus, 'NVIDIA GPU')} on the bus, none answers" if on_bus else "no NVIDIA GPU found"]
     parts = [
         style.text(host.hostname) if host.hostname else None,
-        gpus,
+        *gpus,
         f"driver {style.text(software.driver)}" if software.driver else None,
         f"CUDA {style.text(software.cuda_driver)}" if software.cuda_driver else None,
         f"torch {style.text(software.torch)}" if software.torch else None,
@@ -68,7 +69,9 @@ def header(case: Case, style: Style) -> list[str]:
 
 def names(gpus: Sequence[Gpu], style: Style) -> list[tuple[str, int]]:
     """GPU models with their number, in order of first appearance; NVIDIA's own prefix left out."""
-    found = Counter(style.text(gpu.name).removeprefix("NVIDIA ") if gpu.name else "GPU" for gpu in gpus)
+    found = Counter(
+        style.text(gpu.name).removeprefix("NVIDIA ") if gpu.name else "lost GPU" if gpu.lost else "GPU" for gpu in gpus
+    )
     return list(found.items())
 
 
@@ -159,7 +162,7 @@ def _remedies(finding: Finding, style: Style) -> list[str]:
 def gain_text(gain: Gain, style: Style) -> str:
     """The gain with its basis, such as 1.2-3.0x (measured: tune)."""
     unit = "x" if gain.unit == "x" else f" {style.text(gain.unit)}"
-    low, high = number(gain.low), number(gain.high)
+    low, high = trimmed(gain.low), trimmed(gain.high)
     span = low if low == high else f"{low}{style.glyph('dash')}{high}"
     return f"{span}{unit} ({gain.basis}: {style.text(gain.source)})"
 
@@ -184,7 +187,7 @@ def tally(envelope: Envelope, style: Style) -> list[str]:
         verdict = "nothing found" if envelope.status != "failed" else ""
     if envelope.status == "failed":
         problems = count(len(envelope.errors), "problem")
-        verdict = style.joined([verdict, f"not complete: {problems}"])
+        verdict = "; ".join(part for part in (verdict, f"not complete: {problems}") if part)
     nothing_to_tell = not (envelope.clean or envelope.not_checked or envelope.findings or envelope.errors)
     if nothing_to_tell:
         return lines

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree as ET
 
 from gpudoctor.model import Envelope, Finding, severity_rank
@@ -28,7 +28,7 @@ def render_junit(envelope: Envelope, *, fail_on: str = "error") -> str:
     """A testsuites document: findings at or above `fail_on` fail, milder ones pass with their text in system-out,
     rules that were not checked are skipped with the reason, a rule that crashed or an input that could not be
     read is an error."""
-    cases = list(_cases(envelope, fail_on))
+    cases = _apart(_cases(envelope, fail_on))
     totals = {kind: sum(case.outcome == kind for case in cases) for kind in ("failure", "error", "skipped")}
     counts = {
         "tests": str(len(cases)),
@@ -65,17 +65,12 @@ def _cases(envelope: Envelope, fail_on: str) -> Iterator[_TestCase]:
     for note in envelope.notes:
         if note.startswith(f"{REQUIRE_GPU}: "):
             yield _TestCase(classname="gpudoctor", name=REQUIRE_GPU, text=note)
-    seen: dict[str, int] = {}
     for finding in envelope.findings:
-        name = f"{finding.rule} {finding.name} {finding.subject}"
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:  # CI servers merge test cases of one name
-            name = f"{name} #{seen[name]}"
-        yield _finding(finding, name, fail_on)
+        yield _finding(finding, fail_on)
     for skipped in envelope.not_checked:
         yield _TestCase(
             classname=f"gpudoctor.{skipped.rule}",
-            name=f"{skipped.rule} not checked" + (f" #{n}" if (n := _again(seen, skipped.rule)) > 1 else ""),
+            name=f"{skipped.rule} not checked",
             outcome="skipped",
             message=skipped.reason,
         )
@@ -83,9 +78,15 @@ def _cases(envelope: Envelope, fail_on: str) -> Iterator[_TestCase]:
         yield _TestCase(classname=f"gpudoctor.{code}", name=code)
 
 
-def _again(seen: dict[str, int], key: str) -> int:
-    seen[key] = seen.get(key, 0) + 1
-    return seen[key]
+def _apart(cases: Iterable[_TestCase]) -> list[_TestCase]:
+    """Number the test cases that share a name: CI servers would merge them."""
+    seen: dict[tuple[str, str], int] = {}
+    found = []
+    for case in cases:
+        key = (case.classname, case.name)
+        seen[key] = seen.get(key, 0) + 1
+        found.append(case if seen[key] == 1 else replace(case, name=f"{case.name} #{seen[key]}"))
+    return found
 
 
 def _error(error: str) -> _TestCase:
@@ -97,12 +98,12 @@ def _error(error: str) -> _TestCase:
     return _TestCase(classname=classname, name=name, outcome="error", message=error, text=error)
 
 
-def _finding(finding: Finding, name: str, fail_on: str) -> _TestCase:
+def _finding(finding: Finding, fail_on: str) -> _TestCase:
     from gpudoctor.report.human import finding_lines
 
     return _TestCase(
         classname=f"gpudoctor.{finding.rule}",
-        name=name,
+        name=f"{finding.rule} {finding.name} {finding.subject}",
         outcome="failure" if fails(finding, fail_on) else None,
         message=f"{finding.severity}: {finding.message}",
         text="\n".join(finding_lines([finding], _STYLE)),

@@ -53,13 +53,12 @@ def text(value: object) -> str:
 
 
 def code(value: object) -> str:
-    """A code span: its fence is longer than any run of backticks inside."""
+    """A code span, outside of tables: its fence is longer than any run of backticks inside."""
     plain = printable(value)
     runs = re.findall(r"`+", plain)
     fence = "`" * (max((len(run) for run in runs), default=0) + 1)
     space = " " if runs or not plain else ""
-    # a pipe ends a table cell even inside a code span
-    return f"{fence}{space}{plain}{space}{fence}".replace("|", "\\|")
+    return f"{fence}{space}{plain}{space}{fence}"
 
 
 def _findings(findings: Sequence[Finding]) -> list[str]:

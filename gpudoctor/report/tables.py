@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from gpudoctor.model import Change, Envelope, Measurement, Prescription, Trial, Watched, WatchRecord
-from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size
+from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size, trimmed
 
 _VERDICTS = {
     "ok": ("OK", "green"),
@@ -33,23 +33,26 @@ def artifacts(envelope: Envelope, style: Style) -> list[str]:
 
 
 def measurements(envelope: Envelope, style: Style) -> list[str]:
-    """One heading per subject, one line per metric: median, spread, count, expected, verdict."""
+    """One heading per subject, one line per metric: median, spread, verdict, what is expected."""
     shown = [item for item in envelope.measurements if not item.metric.startswith(_TOLD_ELSEWHERE)]
     if not shown:
         return []
     common = _common_settings(shown)
-    lines = style.fold("median of repeated copies" + (f", {_settings(common, style)}" if common else ""), rest="  ")
-    if not all(item.unit == "GB/s" for item in shown):
-        lines = style.fold("median of repeats" + (f", {_settings(common, style)}" if common else ""), rest="  ")
+    counts = {item.samples for item in shown}
+    repeats = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    heading = f"median of {repeats} repeats"
+    if told := _settings(common, style):
+        heading += f", {told}"
+    lines = style.fold(heading, rest="  ")
+    rows = iter(_measurement_lines(shown, common, style))
+    lines_of = {id(item): next(rows) for item in shown}
     subjects: dict[str, list[Measurement]] = {}
     for item in shown:
         subjects.setdefault(item.subject, []).append(item)
-    rows = {id(item): _measurement_row(item, common, style) for item in shown}
-    aligned = dict(zip(rows, _with_verdicts(list(rows.values()), shown, style), strict=True))
     for subject, items in subjects.items():
         lines += style.fold(_subject(envelope, subject, style), rest="  ")
         for item in items:
-            lines.append(aligned[id(item)])
+            lines.append(lines_of[id(item)])
             for note in item.notes:
                 lines += style.fold(style.text(note), first="      ")
     sources = sorted({style.text(item.expected.source) for item in shown if item.expected})
@@ -58,38 +61,43 @@ def measurements(envelope: Envelope, style: Style) -> list[str]:
     return lines
 
 
-def _with_verdicts(rows: list[tuple[str, ...]], items: list[Measurement], style: Style) -> list[str]:
-    lines = style.table(rows, right=(1,), indent="  ")
-    width = max(columns(line) for line in lines)
-    bar_room = 0 if style.width is None else min(24, style.width - width - 16)
+def _measurement_lines(items: Sequence[Measurement], common: dict[str, object], style: Style) -> list[str]:
+    """Aligned rows; a bar where the terminal has room for it."""
+    plain = style.table([_measurement_row(item, common, style) for item in items], right=(1,), indent="  ")
+    width = max(columns(line) for line in plain)
+    room = 0 if style.width is None else min(24, style.width - width - 2)
     top = {item.unit: max(other.value for other in items if other.unit == item.unit) for item in items}
-    told = []
-    for line, item in zip(lines, items, strict=True):
-        text = pad(line, width) + "  "
-        if bar_room >= 8 and top[item.unit] > 0:
-            length = round(bar_room * max(0.0, item.value) / top[item.unit])
-            text += pad(style.glyph("block") * length, bar_room) + "  "
+    lines = []
+    for line, item in zip(plain, items, strict=True):
+        if room >= 8 and top[item.unit] > 0:
+            length = round(room * max(0.0, item.value) / top[item.unit])
+            line = pad(line, width) + "  " + style.glyph("block") * length
         if item.verdict is not None:
             word, colour = _VERDICTS[item.verdict]
-            text += style.paint(word, colour)
-        told.append(text.rstrip())
-    return told
+            line = line.replace(f"  {word}", f"  {style.paint(word, colour)}", 1)
+        lines.append(line.rstrip())
+    return lines
 
 
 def _measurement_row(item: Measurement, common: dict[str, object], style: Style) -> tuple[str, ...]:
-    own = {key: value for key, value in item.settings.items() if key not in common}
+    own = _settings({key: value for key, value in item.settings.items() if key not in common}, style)
     spread = ""
     if item.spread is not None:
         low, high = item.spread
-        half = (high - low) / 2
-        spread = f"{style.glyph('plus-minus')}{number(half)}"
+        spread = f" {style.glyph('plus-minus')}{(high - low) / 2:.2g}"
     expected = ""
     if item.expected is not None:
-        low_text = number(item.expected.low)
-        high_text = number(item.expected.high) if item.expected.high is not None else None
-        expected = f"expect {low_text}{style.glyph('dash')}{high_text}" if high_text else f"expect >= {low_text}"
-    metric = style.text(item.metric) + (f" ({_settings(own, style)})" if own else "")
-    return (metric, number(item.value), f"{style.text(item.unit)} {spread}".rstrip(), f"n={item.samples}", expected)
+        low_text = trimmed(item.expected.low)
+        expected = f"expect >= {low_text}"
+        if item.expected.high is not None:
+            expected = f"expect {low_text}{style.glyph('dash')}{trimmed(item.expected.high)}"
+    return (
+        style.text(item.metric) + (f" ({own})" if own else ""),
+        number(item.value),
+        style.text(item.unit) + spread,
+        _VERDICTS[item.verdict][0] if item.verdict is not None else "",
+        expected,
+    )
 
 
 def _common_settings(items: Sequence[Measurement]) -> dict[str, object]:
@@ -193,11 +201,11 @@ def _breakdown(record: WatchRecord, style: Style) -> list[str]:
 
 def _sites(record: WatchRecord, style: Style) -> list[str]:
     steps = len(record.steps) or 1
-    found: list[tuple[float, tuple[str, str, str, str]]] = []
+    found: list[tuple[float, tuple[str, str, str]]] = []
     for sync in record.syncs:
         if sync.calls_in_steps:
             detail = count(sync.calls_in_steps, "call") + ("" if sync.on_device else " on CPU tensors")
-            found.append((sync.waited_ms, (style.text(sync.site), style.text(sync.function), "", detail)))
+            found.append((sync.waited_ms, (style.text(sync.site), style.text(sync.function) + "()", detail)))
     for copy in record.copies:
         if copy.calls_in_steps and copy.kind != "none":
             kind = {"h2d": "to the GPU", "d2h": "to the host"}[copy.kind]
@@ -208,10 +216,10 @@ def _sites(record: WatchRecord, style: Style) -> list[str]:
                 "non_blocking" if copy.non_blocking == copy.calls else None,
             ]
             text = ", ".join(trait for trait in traits if trait)
-            found.append((copy.waited_ms, (style.text(copy.site), f"{style.text(copy.function)} {kind}", "", text)))
+            found.append((copy.waited_ms, (style.text(copy.site), f"{style.text(copy.function)}() {kind}", text)))
     found.sort(key=lambda entry: -entry[0])
     shown = found if style.verbose > 0 else found[:_SITES]
-    rows = [(site, what, f"{number(waited / steps)} ms/step", detail) for waited, (site, what, _, detail) in shown]
+    rows = [(site, what, f"{number(waited / steps)} ms/step", detail) for waited, (site, what, detail) in shown]
     lines = style.table(rows, right=(2,), indent="    ")
     if style.width is not None and any(columns(line) > style.width for line in lines):
         lines = []
@@ -300,7 +308,7 @@ def _changes(item: Prescription, style: Style) -> list[str]:
             head = f"{label if not index else '':<8} "
             text = f"{style.text(change.rule)} {style.text(change.site)}  {style.text(change.title)}"
             if change.gain is not None:
-                low, high = number(change.gain.low), number(change.gain.high)
+                low, high = trimmed(change.gain.low), trimmed(change.gain.high)
                 span = low if low == high else f"{low}{style.glyph('dash')}{high}"
                 text += f"  {span}{'x' if change.gain.unit == 'x' else ' ' + style.text(change.gain.unit)}"
             if change.reason:

@@ -23,6 +23,7 @@ _GLYPHS = {
     "block": ("█", "#"),
     "none": ("—", "-"),
 }
+_KEPT = "\u00a0"  # a space at which `fold` does not break
 # Categories that can move the cursor, reorder text or have no picture: controls, formats (bidi overrides,
 # zero-width), surrogates, private use, unassigned, line and paragraph separators.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -92,14 +93,20 @@ def number(value: float) -> str:
     return f"{value:.2f}" if size >= 0.9995 else f"{value:.3f}"
 
 
+def trimmed(value: float) -> str:
+    """As `number` without trailing zeros: 2.5, 24, 0.1."""
+    text = number(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def size(value: float) -> str:
     """Bytes with a binary unit: 126 GiB, 64 MiB."""
     amount = float(value)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:
-            return f"{number(amount)} {unit}" if unit != "B" else f"{amount:.0f} B"
+            return f"{trimmed(amount)} {unit}" if unit != "B" else f"{amount:.0f} B"
         amount /= 1024
-    return f"{number(amount)} TiB"
+    return f"{trimmed(amount)} TiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +131,9 @@ class Style:
         return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours)}m{text}\x1b[0m"
 
     def joined(self, parts: Sequence[str | None]) -> str:
-        return self.glyph("dot").join(part for part in parts if part)
+        """Parts with dots between them, for `fold`, which will break between the parts only."""
+        dot = self.glyph("dot").replace(" ", _KEPT, 1)
+        return dot.join(part.replace(" ", _KEPT) for part in parts if part)
 
     def fold(self, text: str, *, first: str = "", rest: str | None = None) -> list[str]:
         """Lines of at most `width` columns, `first` in front of the first and `rest` in front of the others.
@@ -133,12 +142,12 @@ class Style:
         """
         rest = " " * columns(first) if rest is None else rest
         if self.width is None:
-            return [first + text]
+            return [first + text.replace(_KEPT, " ")]
         room = max(20, self.width - max(columns(first), columns(rest)))
         lines = textwrap.wrap(
             text, room, break_long_words=False, break_on_hyphens=False, drop_whitespace=True, expand_tabs=False
         ) or [""]
-        return [(rest if index else first) + line for index, line in enumerate(lines)]
+        return [(rest if index else first) + line.replace(_KEPT, " ") for index, line in enumerate(lines)]
 
     def table(self, rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "") -> list[str]:
         """Aligned columns with two spaces between them; `right` are the columns of numbers."""

@@ -113,6 +113,8 @@ def _step(level: list[Box], key: str, kind: Kind, title: str, details: Iterable[
 
 def _by_class(case: Case, items: Sequence[Gpu | Nic], findings: Sequence[Finding]) -> list[Box]:
     boxes = {_key(item): _device(case, item, findings) for item in items}
+    for box in boxes.values():  # the group says it already
+        box.details = [detail for detail in box.details if not detail.startswith("PIX to ")]
     return _cluster(list(boxes), 0, lambda a, b: _rank(case, a, b), boxes)
 
 
@@ -157,7 +159,7 @@ def _device(case: Case, item: Gpu | Nic, findings: Sequence[Finding]) -> Box:
             f"PIX to GPU{ranges(near)}" if near else None,
         ]
         return Box(kind="nic", title=f"NIC {item.name}", details=[d for d in details if d], findings=own, key=key)
-    same = len({gpu.name for gpu in case.gpus}) == 1
+    same = len({gpu.name for gpu in case.gpus if gpu.name}) <= 1
     details = [item.bdf, None if same else (item.name or "").removeprefix("NVIDIA ") or None, gpu_link_text(item)]
     if item.mig:
         details.append("MIG on")
@@ -186,4 +188,4 @@ def gpu_link_text(gpu: Gpu) -> str | None:
         return f"PCIe up to {best}" if best else None
     below = (link.generation or 0) < (best_generation or 0) or (link.width or 0) < (best_width or 0)
     idle = " idle" if link.state == "idle" and (link.generation or 0) < (best_generation or 0) else ""
-    return f"PCIe {now}{idle}" + (f" of {best}" if below else "")
+    return f"PCIe {now}{idle}" + (f", {best} possible" if below else "")

@@ -213,3 +213,4 @@ class Watched:
     exit_code: int | None = None  # of the command itself
     stopped: Literal["steps", "deadline", "exit", "interrupted"] = "exit"
     stderr_tail: str = ""
+    writes: tuple[str, ...] = ()  # files below write_root that any process of the command wrote, renamed or removed

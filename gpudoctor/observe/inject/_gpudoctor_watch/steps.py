@@ -1,0 +1,354 @@
+"""Counts steps, whatever the script calls a step, and stops without raising into user code.
+
+Sources, the later ones deciding over the earlier: loader batches, outermost calls of the first module, steps of
+the first optimizer, executions of the line `step_at`.
+"""
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+
+from _gpudoctor_watch import record, state
+from _gpudoctor_watch.state import W, clock
+
+LOADER, MODULE, OPTIMIZER, STEP_AT = 1, 2, 3, 4
+NAMES = ("none", "loader", "module", "optimizer", "step-at")
+
+_originals = {}
+_module_depth = 0
+_first_module = None
+
+
+def install(torch):
+    W.torch = torch
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(_optimizer_stepped)
+    _wrap(Optimizer, "__init__", _made_optimizer)
+    _wrap(torch.autograd, "backward", _backward)
+    _wrap(torch, "compile", _compile)
+    _watch_modules(torch)
+    scaler = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
+    if scaler is None:
+        scaler = getattr(sys.modules.get("torch.cuda.amp.grad_scaler"), "GradScaler", None)
+    if scaler is not None and hasattr(scaler, "_maybe_opt_step"):
+        _wrap(scaler, "_maybe_opt_step", _scaler_step)
+
+
+def _wrap(owner, name, make):
+    original = getattr(owner, name)
+    wrapper = functools.wraps(original)(make(original))
+    _originals[owner, name] = original
+    setattr(owner, name, wrapper)
+
+
+def _made_optimizer(original):
+    def __init__(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        W.optimizers_made += 1
+        _remember(self)
+
+    return __init__
+
+
+def _remember(optimizer):
+    """In proof mode the optimizers are kept, so that their parameters can be hashed at the end."""
+    try:
+        if id(optimizer) not in W.optimizers:
+            W.optimizers[id(optimizer)] = (lambda: optimizer) if W.plan["proof"] else weakref.ref(optimizer)
+    except Exception as error:
+        W.failed("optimizer", error)
+
+
+def _optimizer_stepped(optimizer, args, kwargs):
+    if not W.active:
+        return
+    try:
+        _remember(optimizer)
+        W.optimizer_steps_all += 1
+        _mark_train()
+        first = W.first_optimizer() if W.first_optimizer is not None else None
+        if first is None:
+            W.first_optimizer = weakref.ref(optimizer)
+            W.step_thread = threading.get_ident()
+            first = optimizer
+            _unwatch_modules()
+        if first is optimizer:
+            W.optimizer_steps += 1
+            tick(OPTIMIZER)
+    except Exception as error:
+        W.failed("optimizer step", error)
+
+
+def _scaler_step(original):
+    def _maybe_opt_step(self, *args, **kwargs):
+        before = W.optimizer_steps_all
+        result = original(self, *args, **kwargs)
+        if W.active and W.optimizer_steps_all == before:
+            W.skipped_steps += 1
+        return result
+
+    return _maybe_opt_step
+
+
+def _backward(original):
+    def backward(*args, **kwargs):
+        if not W.active:
+            return original(*args, **kwargs)
+        _activity()
+        result = original(*args, **kwargs)
+        W.backwards += 1
+        _mark_train()
+        return result
+
+    return backward
+
+
+def _compile(original):
+    def compile(*args, **kwargs):
+        W.compiled = True
+        _unwatch_modules()
+        return original(*args, **kwargs)
+
+    return compile
+
+
+def _mark_train():
+    if W.last_loader is not None:
+        W.last_loader.train = True
+
+
+def _activity():
+    if W.first_activity is None and W.optimizers_made:
+        W.first_activity = (clock(), tuple(W.waits))
+
+
+# --- modules: only while no optimizer has stepped and nothing is compiled ---------------------------------------
+
+
+def _watch_modules(torch):
+    module_class = torch.nn.Module
+    original = module_class.__call__
+
+    def __call__(self, *args, **kwargs):
+        global _module_depth, _first_module
+        if _module_depth or not W.active:
+            return original(self, *args, **kwargs)
+        _activity()
+        begun = (clock(), tuple(W.waits))
+        _module_depth += 1
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _module_depth -= 1
+        try:
+            first = _first_module() if _first_module is not None else None
+            if first is None:
+                _first_module = weakref.ref(self)
+                first = self
+            if first is self:
+                W.module_calls += 1
+                if W.step_begin is None:
+                    W.step_begin = begun
+                tick(MODULE)
+        except Exception as error:
+            W.failed("module call", error)
+        return result
+
+    _originals[module_class, "__call__"] = original
+    module_class.__call__ = functools.wraps(original)(__call__)
+
+
+def _unwatch_modules():
+    """Global module hooks would slow every submodule, and a wrapped call stands in the way of torch.compile."""
+    if W.torch is not None:
+        original = _originals.pop((W.torch.nn.Module, "__call__"), None)
+        if original is not None:
+            W.torch.nn.Module.__call__ = original
+
+
+def keep_out_of_graphs(trace_rules):
+    """torch.compile must not trace the frames of our wrappers."""
+    folder = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    trace_rules.SKIP_DIRS.append(folder)
+    trace_rules._recompile_re()
+
+
+# --- the step itself --------------------------------------------------------------------------------------------
+
+
+def _forget_steps():
+    """A better source appeared: what the weaker one counted were no steps."""
+    W.steps.clear()
+    W.step_count = 0
+    W.first_step_end = W.last_step_end = None
+    W.begin_totals = (0.0, 0.0, 0.0)
+    for entry in W.touched:
+        entry.pending = 0
+    W.touched.clear()
+    for entry in list(W.copies.values()) + list(W.syncs.values()):
+        entry.in_steps = 0
+    record.rewind()
+
+
+def begin():
+    """When the first step began, and the waits until then: the first request to a training loader, else the first
+    forward or backward; None when neither was seen."""
+    asked = [info for info in W.loaders if info.first_request is not None]
+    asked = [info for info in asked if info.train] or [info for info in asked if info.batches]
+    if asked:
+        return min(info.first_request for info in asked)
+    return W.step_begin if W.source_rank == MODULE else W.first_activity
+
+
+def step_line():
+    """Called from the line that --step-at names."""
+    if W.active:
+        try:
+            _mark_train()
+            tick(STEP_AT)
+        except Exception as error:
+            W.failed("step-at", error)
+
+
+def tick(rank):
+    """One step by the source `rank` has ended."""
+    if W.stopping:
+        while True:  # another thread is writing the record and leaves
+            time.sleep(1)
+    if rank < W.source_rank or (W.plan["step_at"] and rank != STEP_AT):
+        return
+    now = clock()
+    if rank > W.source_rank:
+        if W.source_rank:
+            _forget_steps()
+        W.source_rank = rank
+    if W.last_step_end is None:
+        previous, W.begin_totals = begin() or (now, tuple(W.waits))
+        W.first_step_end = now
+    else:
+        previous = W.last_step_end
+    totals = tuple(W.waits)
+    if len(W.steps) < state.KEEP_STEPS:
+        values = ((now - previous) * 1e3,) + tuple((a - b) * 1e3 for a, b in zip(totals, W.begin_totals))
+        W.steps.append(values)
+        record.log_step(values)
+    W.begin_totals = totals
+    first = W.step_count == 0
+    W.step_count += 1
+    for entry in W.touched:
+        if not first:
+            entry.in_steps += entry.pending
+        entry.pending = 0
+    W.touched.clear()
+    W.last_step_end = now
+    if W.step_count < 4 and W.plan["watch_calls"]:
+        from _gpudoctor_watch import calls
+
+        calls.enable_sync_debug_mode()
+    _maybe_stop(rank)
+    record.maybe_write_partial(now)
+    ended = clock()
+    W.overhead += ended - now
+
+
+def _maybe_stop(rank):
+    plan = W.plan
+    if plan["end_loop_after"] is not None:
+        return
+    limit = plan["steps"]
+    if limit is not None and W.step_count >= limit and _may_stop(rank):
+        stop("steps")
+    if plan["max_seconds"] is not None:
+        if _ranks_here() > 1:
+            agreed = _agreed_stop()
+            if agreed is not None and W.step_count >= agreed:
+                stop("time")
+        elif state.seconds_since_start() >= plan["max_seconds"]:
+            stop("time")
+
+
+def _may_stop(rank):
+    """Batches and forward passes are steps only where no optimizer will come: a pass over the data that computes
+    statistics, or a model that is run before its optimizer is made, is not the training loop."""
+    if rank == LOADER:
+        return not W.optimizers_made and bool(W.backwards or W.compiled)
+    return rank != MODULE or not W.optimizers_made
+
+
+def _ranks_here():
+    try:
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+    except ValueError:
+        return 1
+
+
+def _agreed_stop():
+    """Ranks must leave after the same step: the first one out of time names a step some way ahead for all."""
+    path = os.path.join(W.plan["record_dir"], "stop-at")
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read() or 0) or None
+    except FileNotFoundError:
+        pass
+    if state.seconds_since_start() < W.plan["max_seconds"]:
+        return None
+    try:
+        handle = os.open(path + ".%d" % W.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(handle, b"%d" % (W.step_count + 10))
+        os.close(handle)
+        os.link(path + ".%d" % W.pid, path)  # atomic, and refused when another rank was first
+    except FileExistsError:
+        pass
+    return None
+
+
+def stop(reason):
+    """Writes the record and leaves at once: no `finally:`, `except:` or atexit of the user's runs."""
+    W.stopping = True
+    try:
+        _synchronize()
+        W.last_step_end = clock()
+        W.ended = reason
+        _wait_for_ranks()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                pass
+        record.write(final=True)
+        record.mark("left-%d" % W.pid, str(_ranks_here()))
+    finally:
+        os._exit(0)
+
+
+def _synchronize():
+    """The last step ends when the device has finished it, not when its launch returned."""
+    try:
+        if W.torch is not None and W.torch.cuda.is_initialized():
+            state.local.call += 1
+            W.torch.cuda.synchronize()
+            state.local.call -= 1
+    except Exception as error:
+        W.failed("synchronize", error)
+
+
+def _wait_for_ranks(seconds=20.0):
+    """A rank that leaves early would break the collective in which a slower one still is."""
+    ranks = _ranks_here()
+    if ranks < 2:
+        return
+    folder = W.plan["record_dir"]
+    try:
+        record.mark("stopped-%d" % W.pid, "")
+        deadline = clock() + seconds
+        while clock() < deadline:
+            if sum(name.startswith("stopped-") for name in os.listdir(folder)) >= ranks:
+                return
+            time.sleep(0.01)
+        W.note("other ranks did not reach the same step within %g s" % seconds)
+    except OSError as error:
+        W.failed("ranks", error)

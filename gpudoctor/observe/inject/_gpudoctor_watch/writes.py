@@ -1,0 +1,118 @@
+"""Notes, or refuses, writes to files below the user's directory.
+
+Python's own ways to open a file raise audit events; torch.save and safetensors write in C++ and Rust, and are
+asked at their door.
+"""
+
+import os
+import sys
+
+from _gpudoctor_watch.state import W
+
+_deny = False
+_root = ""
+_record_dir = ""
+_log = None
+_busy = False
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS = frozenset(
+    ("open", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.symlink", "sqlite3.connect")
+)
+_TARGETS = {"os.rename": 2, "os.link": 2, "os.symlink": 2}
+
+
+def install(plan):
+    global _deny, _root, _record_dir
+    _deny = plan["guard_writes"] == "deny"
+    _root = os.path.realpath(plan["write_root"] or W.cwd).rstrip(os.sep) + os.sep
+    _record_dir = os.path.realpath(plan["record_dir"]).rstrip(os.sep) + os.sep
+    sys.addaudithook(_audit)
+
+
+def _audit(event, args):
+    if event not in _EVENTS or _busy:
+        return
+    if event == "open":
+        path, mode, flags = args
+        if isinstance(mode, str):
+            if not ("w" in mode or "a" in mode or "+" in mode or "x" in mode):
+                return
+        elif not (isinstance(flags, int) and flags & _WRITING):
+            return
+        written(path)
+    else:
+        for path in args[: _TARGETS.get(event, 1)]:
+            if event == "os.symlink" and path is args[0]:
+                continue  # what a link points to is not written
+            written(path)
+
+
+def written(path):
+    """Notes `path` when it is the user's; PermissionError when writes are refused."""
+    global _busy
+    _busy = True
+    try:
+        found = _users(path)
+        if found is None:
+            return
+        if found not in W.writes:
+            W.writes.append(found)
+            _append(found)
+    except Exception:
+        return
+    finally:
+        _busy = False
+    if _deny:
+        raise PermissionError(13, "gpudoctor refuses writes to your files while it watches", found)
+
+
+def _users(path):
+    if isinstance(path, int):
+        return None
+    path = os.fspath(path)
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if path == ":memory:" or path.startswith(("/dev/", "/proc/", "/sys/")):
+        return None
+    folder, name = os.path.split(os.path.abspath(path))
+    real = os.path.join(os.path.realpath(folder), name)
+    if not real.startswith(_root) or real.startswith(_record_dir):
+        return None
+    inside = real[len(_root) :]
+    if "__pycache__" in inside or inside.endswith((".pyc", ".pyo")) or "/.cache/" in "/" + inside:
+        return None
+    return inside
+
+
+def _append(name):
+    """Beside the record: loader workers and processes without torch have no record of their own."""
+    line = os.fsencode(name).replace(b"\n", b"?") + b"\n"
+    handle = os.open(os.path.join(W.plan["record_dir"], "writes.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, line)
+    finally:
+        os.close(handle)
+
+
+def hook_torch(torch):
+    writer = getattr(torch.serialization, "_open_zipfile_writer_file", None)
+    if writer is None:
+        return
+    original = writer.__init__
+
+    def __init__(self, name, *args, **kwargs):
+        if isinstance(name, (str, bytes, os.PathLike)):
+            written(name)
+        original(self, name, *args, **kwargs)
+
+    writer.__init__ = __init__
+
+
+def hook_safetensors(module):
+    original = module.serialize_file
+
+    def serialize_file(tensor_dict, filename, *args, **kwargs):
+        written(filename)
+        return original(tensor_dict, filename, *args, **kwargs)
+
+    module.serialize_file = serialize_file

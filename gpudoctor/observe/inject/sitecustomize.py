@@ -21,7 +21,7 @@ def _start():
     except Exception as error:
         if os.environ.get("GPUDOCTOR_WATCH_DEBUG"):
             raise
-        sys.stderr.write("gpudoctor: watching did not start: %s: %s\n" % (type(error).__name__, error))
+        sys.stderr.write(f"gpudoctor: watching did not start: {type(error).__name__}: {error}\n")
 
 
 def _chain():

@@ -26,7 +26,7 @@ _SYNCS = {
     "__format__": "format",
     "__repr__": "repr",
 }
-_traced = {}  # tensor type -> is it one that torch.compile and fake tensor tracing pass around?
+_traced: dict = {}  # tensor type -> is it one that torch.compile and fake tensor tracing pass around?
 _tensor = None
 _debug_mode = False
 

@@ -11,15 +11,14 @@ import builtins
 import os
 import sys
 
-from _gpudoctor_watch import state
 from _gpudoctor_watch.state import W
 
 _HITS = "__gpudoctor_hits__"
 _STEP = "__gpudoctor_step__"
-_wanted = {}  # module name -> functions
-_texts = {}  # real path -> (text or None for the file's own, changed lines, line that counts steps or None)
-_hits = []  # one slot a marker: has it been executed?
-_markers = {}  # shown path of the plan -> {line: slot, or None where nothing can be executed}
+_wanted: dict = {}  # module name -> functions
+_texts: dict = {}  # real path -> (text or None for the file's own, changed lines, line that counts steps or None)
+_hits: list = []  # one slot a marker: has it been executed?
+_markers: dict = {}  # shown path of the plan -> {line: slot, or None where nothing can be executed}
 
 
 def after(name, function):
@@ -34,7 +33,7 @@ def _guarded(function, module):
     try:
         function(module)
     except Exception as error:
-        W.failed("hook on %s" % module.__name__, error)
+        W.failed(f"hook on {module.__name__}", error)
 
 
 class _Finder:
@@ -75,7 +74,7 @@ class _Finder:
         try:
             loader.exec_module = exec_module  # on this instance only: the class stays what others compare with
         except Exception as error:
-            W.failed("hook on %s" % name, error)
+            W.failed(f"hook on {name}", error)
 
 
 def install(plan):
@@ -136,13 +135,13 @@ def _mark(tree, path, lines, step_line):
         if slot is None:
             slot = _markers[path][line] = len(_hits)
             _hits.append(False)
-        _insert(place, ast.parse("%s[%d] = True" % (_HITS, slot)).body[0])
+        _insert(place, ast.parse(f"{_HITS}[{slot}] = True").body[0])
     if step_line is not None:
         place = _statement(tree, step_line)
         if place is None:
-            W.note("step_at: line %d of %s holds no statement" % (step_line, path))
+            W.note(f"step_at: line {step_line} of {path} holds no statement")
         else:
-            _insert(place, ast.parse("%s()" % _STEP).body[0])
+            _insert(place, ast.parse(f"{_STEP}()").body[0])
 
 
 def _statement(tree, line):
@@ -257,7 +256,7 @@ class _MainDoor:
         if _MainDoor in sys.path_hooks:
             sys.path_hooks.remove(_MainDoor)
         self._as_a_plain_script()
-        builtins.__gpudoctor_main__ = lambda: self._run()
+        builtins.__gpudoctor_main__ = self._run
         return compile("__gpudoctor_main__()", "<gpudoctor>", "exec")
 
     def exec_module(self, module):  # importlib wants it; runpy takes get_code

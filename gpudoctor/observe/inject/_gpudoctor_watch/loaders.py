@@ -13,8 +13,8 @@ from _gpudoctor_watch.state import W, clock, local
 
 _KEY = "_gpudoctor_loader"
 _GIVEN = "_gpudoctor_given"
-_loader_of = {}  # id(loader) -> (weak reference, Info)
-_ordinals = {}
+_loader_of: dict = {}  # id(loader) -> (weak reference, Info)
+_ordinals: dict = {}
 
 
 class Info:
@@ -318,7 +318,7 @@ def _override(loader, arguments):
             continue
         object.__setattr__(loader, name, value)
     for name in values:
-        W.note("loader argument %s cannot be set on the instance" % name)
+        W.note(f"loader argument {name} cannot be set on the instance")
     if loader.num_workers > 0:
         if loader.prefetch_factor is None:
             object.__setattr__(loader, "prefetch_factor", 2)

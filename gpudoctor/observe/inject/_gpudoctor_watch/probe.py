@@ -50,7 +50,7 @@ def probe(loader, info):
     try:
         return json.loads(raw.decode())
     except ValueError:
-        return _result(rows, error="no answer within %g s" % DEADLINE_S)
+        return _result(rows, error=f"no answer within {DEADLINE_S:g} s")
 
 
 def _result(rows, row=0.0, whole=0.0, equal=False, draws=False, repeatable=False, error=None):
@@ -75,7 +75,7 @@ def _in_child(loader, rows, total, writing):
         try:
             answer = _compare(loader, rows, total)
         except BaseException as error:
-            answer = _result(rows, error="%s: %s" % (type(error).__name__, str(error)[:300]))
+            answer = _result(rows, error=f"{type(error).__name__}: {str(error)[:300]}")
         os.write(writing, json.dumps(answer).encode())
     finally:
         os._exit(0)
@@ -104,7 +104,7 @@ def _compare(loader, rows, total):
         whole_ms, whole = _timed(lambda: collate.default_convert(dataset[indices]))
         equal = proof._hash(whole) == first
     except Exception as error:
-        return _result(rows, row_ms, 0.0, False, draws, repeatable, "%s: %s" % (type(error).__name__, str(error)[:300]))
+        return _result(rows, row_ms, 0.0, False, draws, repeatable, f"{type(error).__name__}: {str(error)[:300]}")
     return _result(rows, row_ms, whole_ms, equal, draws or _generators(torch) != random_state, repeatable)
 
 

@@ -22,7 +22,7 @@ def seed_random():
     _forced("random.seed")
     for name in ("PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG"):
         if name in os.environ:
-            _forced("%s=%s" % (name, os.environ[name]))
+            _forced(f"{name}={os.environ[name]}")
 
 
 def seed_numpy(numpy):
@@ -76,7 +76,7 @@ def _feed_tensor(digest, tensor):
         if tensor.layout != torch.strided:
             tensor = tensor.to_dense()
         tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-        digest.update(("%s%s" % (tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update((f"{tensor.dtype}{tuple(tensor.shape)}").encode())
         size = tensor.numel() * tensor.element_size()
         if size:
             digest.update(ctypes.string_at(tensor.data_ptr(), size))

@@ -45,7 +45,7 @@ def log_step(values):
     global _map, _logged
     if _map is None:
         size = _HEAD.size + state.KEEP_STEPS * _STEP.size
-        handle = os.open(_path("steps-%d.bin" % W.pid), os.O_RDWR | os.O_CREAT, 0o600)
+        handle = os.open(_path(f"steps-{W.pid}.bin"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(handle, size)
             _map = mmap.mmap(handle, size)
@@ -92,7 +92,7 @@ def _at_exit():
             W.exception = _describe(value)
         write(final=True)
     except Exception as error:
-        sys.stderr.write("gpudoctor: the record could not be written: %s\n" % error)
+        sys.stderr.write(f"gpudoctor: the record could not be written: {error}\n")
 
 
 def _describe(value):
@@ -100,9 +100,9 @@ def _describe(value):
     site, trace = None, value.__traceback__
     while trace is not None:
         if state.kind_of(trace.tb_frame) == state.USER:
-            site = "%s:%d" % (state._codes[id(trace.tb_frame.f_code)][2], trace.tb_lineno)
+            site = f"{state._codes[id(trace.tb_frame.f_code)][2]}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return "%s: %s%s" % (type(value).__name__, text, " (%s)" % site if site else "")
+    return "{}: {}{}".format(type(value).__name__, text, f" ({site})" if site else "")
 
 
 def write(final):
@@ -115,8 +115,8 @@ def write(final):
         if not final:
             W.failed("partial record", error)
             return
-        raw = json.dumps({"pid": W.pid, "ended": W.ended, "notes": ["watcher: %s" % error, *W.notes]})
-    path = _path("record-%d.json" % W.pid)
+        raw = json.dumps({"pid": W.pid, "ended": W.ended, "notes": [f"watcher: {error}", *W.notes]})
+    path = _path(f"record-{W.pid}.json")
     with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(raw)
     os.replace(path + ".part", path)
@@ -147,7 +147,7 @@ def _build(final):
         watched = W.last_step_end - W.first_step_end
         per_s = (W.step_count - 1) / watched
     if W.step_count > len(W.steps):
-        W.note("only the first %d steps are kept one by one" % len(W.steps))
+        W.note(f"only the first {len(W.steps)} steps are kept one by one")
     patched, missed = imports.executed_lines()
     result = {
         "version": 1,

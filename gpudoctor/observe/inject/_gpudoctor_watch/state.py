@@ -96,7 +96,7 @@ class Watch:
 
     def failed(self, where, error):
         """A failure of ours: told in the record, never to the user's code."""
-        self.note("watcher: %s: %s: %s" % (where, type(error).__name__, error))
+        self.note(f"watcher: {where}: {type(error).__name__}: {error}")
 
 
 W = Watch()
@@ -154,8 +154,8 @@ USER, PACKAGE, OURS = 2, 1, 0  # a line of the user; of an installed package; of
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.path.realpath(os.__file__)) + os.sep
-_codes = {}  # id(code) -> (code kept alive, kind, file shown)
-_sites = {}  # (id(code), last instruction) -> FILE:LINE
+_codes: dict = {}  # id(code) -> (code kept alive, kind, file shown)
+_sites: dict = {}  # (id(code), last instruction) -> FILE:LINE
 
 
 def _classify(frame):
@@ -193,7 +193,7 @@ def _torch_folder(path):
 def shown_path(path):
     """Relative to the directory of the command when below it, else absolute."""
     root = W.cwd.rstrip(os.sep) + os.sep
-    return path[len(root) :] if path.startswith(root) else path
+    return path.removeprefix(root)
 
 
 def site_of(frame):
@@ -201,7 +201,7 @@ def site_of(frame):
     site = _sites.get(key)
     if site is None:
         found = _codes.get(key[0]) or _classify(frame)
-        site = _sites[key] = "%s:%d" % (found[2], frame.f_lineno or 0)
+        site = _sites[key] = f"{found[2]}:{frame.f_lineno or 0}"
     return site
 
 

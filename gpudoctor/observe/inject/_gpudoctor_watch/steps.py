@@ -17,7 +17,7 @@ from _gpudoctor_watch.state import W, clock
 LOADER, MODULE, OPTIMIZER, STEP_AT = 1, 2, 3, 4
 NAMES = ("none", "loader", "module", "optimizer", "step-at")
 
-_originals = {}
+_originals: dict = {}
 _module_depth = 0
 _first_module = None
 
@@ -108,12 +108,12 @@ def _backward(original):
 
 
 def _compile(original):
-    def compile(*args, **kwargs):
+    def compiling(*args, **kwargs):
         W.compiled = True
         _unwatch_modules()
         return original(*args, **kwargs)
 
-    return compile
+    return compiling
 
 
 def _mark_train():
@@ -233,7 +233,7 @@ def tick(rank):
         previous = W.last_step_end
     totals = tuple(W.waits)
     if len(W.steps) < state.KEEP_STEPS:
-        values = ((now - previous) * 1e3,) + tuple((a - b) * 1e3 for a, b in zip(totals, W.begin_totals))
+        values = ((now - previous) * 1000.0, *tuple((a - b) * 1000.0 for a, b in zip(totals, W.begin_totals)))
         W.steps.append(values)
         record.log_step(values)
     W.begin_totals = totals
@@ -297,10 +297,10 @@ def _agreed_stop():
     if state.seconds_since_start() < W.plan["max_seconds"]:
         return None
     try:
-        handle = os.open(path + ".%d" % W.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        handle = os.open(f"{path}.{W.pid}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.write(handle, b"%d" % (W.step_count + 10))
         os.close(handle)
-        os.link(path + ".%d" % W.pid, path)  # atomic, and refused when another rank was first
+        os.link(f"{path}.{W.pid}", path)  # atomic, and refused when another rank was first
     except FileExistsError:
         pass
     return None
@@ -314,15 +314,19 @@ def stop(reason):
         W.last_step_end = clock()
         W.ended = reason
         _wait_for_ranks()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except Exception:
-                pass
+        _flush(sys.stdout)
+        _flush(sys.stderr)
         record.write(final=True)
-        record.mark("left-%d" % W.pid, str(_ranks_here()))
+        record.mark(f"left-{W.pid}", str(_ranks_here()))
     finally:
         os._exit(0)
+
+
+def _flush(stream):
+    try:
+        stream.flush()
+    except Exception:
+        pass
 
 
 def _synchronize():
@@ -343,12 +347,12 @@ def _wait_for_ranks(seconds=20.0):
         return
     folder = W.plan["record_dir"]
     try:
-        record.mark("stopped-%d" % W.pid, "")
+        record.mark(f"stopped-{W.pid}", "")
         deadline = clock() + seconds
         while clock() < deadline:
             if sum(name.startswith("stopped-") for name in os.listdir(folder)) >= ranks:
                 return
             time.sleep(0.01)
-        W.note("other ranks did not reach the same step within %g s" % seconds)
+        W.note(f"other ranks did not reach the same step within {seconds:g} s")
     except OSError as error:
         W.failed("ranks", error)

@@ -73,8 +73,21 @@ def test_reasons_come_from_the_gaps() -> None:
     assert reasons["SWV005"] == "host.gpus_on_bus: not present (no /sys/bus/pci)"
     assert "no training command was watched" in reasons["LDR001"]
     assert {entry.reason for entry in rules.run_rules(Case()).not_checked if entry.rule == "PCI001"} == {
-        "gpus.pcie.width: unknown"
+        "no GPU is known"
     }
+    nothing = rules.run_rules(Case(host=Host(gpus_on_bus=0)), select=["NUM001"])
+    assert [entry.reason for entry in nothing.not_checked] == ["there is no NVIDIA GPU on the PCI bus"]
+
+
+def test_lost_gpus_are_never_a_silent_pass() -> None:
+    fine = Gpu(index=0, pcie=PcieLink(width=16, max_width=16, state="load"))
+    gone = Gpu(index=1, pcie=PcieLink(width=16, max_width=16), lost=True, lost_reason="GPU is\nlost")
+    report = rules.run_rules(Case(gpus=(fine, gone)), select=["PCI001"])
+    assert [entry.reason for entry in report.not_checked] == ["gpu:1: lost (GPU is lost)"]
+    assert report.clean == ()
+    report = rules.run_rules(Case(gpus=(gone,)))
+    assert report.clean == ("SWV010",)
+    assert "no GPU answers (GPU is lost)" in {entry.reason for entry in report.not_checked}
 
 
 def test_unchecked_subjects_are_grouped_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def run_rules(case: Case, *, select: Sequence[str] = (), ignore: Sequence[str] =
         code = module.RULE.code
         try:
             missing = needs.missing(case, module.RULE.needs)
-            results = [] if missing else list(module.check(case))
+            results = [] if missing else [*module.check(case), *needs.lost(case, module.RULE.needs)]
         except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
             reason = " ".join(str(error).split())
             errors.append(f"rule {code} failed: {type(error).__name__}: {reason}")

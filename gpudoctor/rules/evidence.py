@@ -19,15 +19,10 @@ def evidence(case: Case, path: str, value: object, expected: object = None) -> E
 
 def source(case: Case, path: str) -> str | None:
     """Where the fact at `path`, or the part of the Case that holds it, was read; None when the Case does not say."""
-    best = None
-    for candidate in case.sources:
-        if path == candidate.path:
-            best = candidate
-            break
-        if path.startswith((candidate.path + ".", candidate.path + "[")):
-            best = candidate
-    if best is None:
+    holding = [s for s in case.sources if path == s.path or path.startswith((s.path + ".", s.path + "["))]
+    if not holding:
         return None
+    best = max(holding, key=lambda source: len(source.path))
     return best.origin if best.line is None else f"{best.origin}:{best.line}"
 
 

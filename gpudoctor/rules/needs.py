@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpudoctor.model import Case, gpu_path
+from gpudoctor.model import Case, Gpu, Unchecked, gpu_path
+from gpudoctor.rules.evidence import answering, subject
 
 _EMPTY: tuple[object, ...] = (None, (), {})
 _WATCHED = "no training command was watched (`gpudoctor profile -- COMMAND` or `gpudoctor tune` does)"
@@ -24,7 +25,7 @@ def _holds(case: Case, need: str) -> bool:
     head, _, rest = need.partition(".")
     if head == "measurements":
         return any(not rest or measurement.metric == rest for measurement in case.measurements)
-    value = getattr(case, head)
+    value = answering(case) if head == "gpus" else getattr(case, head)
     if isinstance(value, tuple):
         return any(not rest or any(fact not in _EMPTY for fact in _values(item, rest)) for item in value)
     return any(fact not in _EMPTY for fact in _values(value, rest))
@@ -44,10 +45,32 @@ def _reason(case: Case, need: str) -> str:
         return _WATCHED
     if head == "measurements":
         return f"{rest} was not measured" if rest else "nothing was measured"
-    if head == "gpus" and case.gpus:
-        gaps = [case.gap(gpu_path(gpu, rest)) for gpu in case.gpus]
+    if head == "gpus" and not answering(case):
+        return _no_gpu(case)
+    if head == "gpus":
+        gaps = [case.gap(gpu_path(gpu, rest)) for gpu in answering(case)]
         reasons = sorted({str(gap.reason) for gap in gaps if gap is not None})
     else:
         gap = case.gap(need) or case.gap(head)
         reasons = [gap.reason + (f" ({' '.join(gap.detail.split())})" if gap.detail else "")] if gap else []
     return f"{need}: {' or '.join(reasons) or 'unknown'}"
+
+
+def lost(case: Case, needs: Sequence[str]) -> list[Unchecked]:
+    """The lost GPUs, when the rule is about GPUs: what they would say is unknown."""
+    if not any(need.split(".")[0] == "gpus" for need in needs):
+        return []
+    return [Unchecked(reason=f"lost{_because(gpu)}", subject=subject(gpu)) for gpu in case.gpus if gpu.lost]
+
+
+def _no_gpu(case: Case) -> str:
+    if case.gpus:
+        return f"no GPU answers{_because(case.gpus[0])}"
+    if case.host.gpus_on_bus == 0:
+        return "there is no NVIDIA GPU on the PCI bus"
+    gap = case.gap("gpus")
+    return f"gpus: {gap.reason}" if gap else "no GPU is known"
+
+
+def _because(gpu: Gpu) -> str:
+    return f" ({' '.join(gpu.lost_reason.split())})" if gpu.lost_reason else ""

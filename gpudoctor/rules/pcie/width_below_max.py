@@ -20,6 +20,7 @@ When to ignore
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpudoctor.model import (
@@ -34,10 +35,11 @@ from gpudoctor.model import (
     Remedy,
     Rule,
     Severity,
+    Source,
     Unchecked,
 )
 from gpudoctor.model import gpu_path as path
-from gpudoctor.rules.evidence import answering, evidence, subject
+from gpudoctor.rules.evidence import answering, evidence, source, subject
 from gpudoctor.rules.link import low_copy, slot_hidden
 
 RULE = Rule(code="PCI001", name="link-width-below-max", severity="error", needs=("gpus.pcie.width",), since="0.1")
@@ -102,7 +104,7 @@ def _severity(case: Case, gpu: Gpu, link: PcieLink, width: int) -> tuple[Severit
     """The severity, and the reason when it is lowered."""
     if slot_hidden(case, gpu) and not link.port_max_width:
         return "unknown", "a virtual machine hides the slot, which may have fewer lanes by design"
-    if link.state != "load" and len(_origins(case, gpu, width)) < 2:
+    if link.state != "load" and len(_witnesses(case, gpu, width)) < 2:
         return "unknown", "only one reading without load says so"
     cards = answering(case)
     split = case.threshold(RULE.code, "split_width")
@@ -111,10 +113,19 @@ def _severity(case: Case, gpu: Gpu, link: PcieLink, width: int) -> tuple[Severit
     return RULE.severity, None
 
 
-def _origins(case: Case, gpu: Gpu, width: int) -> set[str]:
-    named = {source.origin for source in case.sources if source.path == path(gpu, "pcie.width")} or {"gpu"}
+def _witnesses(case: Case, gpu: Gpu, width: int) -> set[str]:
+    """Who says so: the origins of the GPU's own reading, and the kernel's reading of the same link if it agrees."""
+    width_path = path(gpu, "pcie.width")
+    found = {s.origin for s in case.sources if s.path == width_path} or {_file(source(case, width_path) or "the GPU")}
     hop = gpu.pcie_path[0].link if gpu.pcie_path else None
-    return named | ({"sysfs"} if hop is not None and hop.width == width else set())
+    if hop is not None and hop.width == width:
+        found.add(_file(source(case, path(gpu, "pcie_path")) or "/sys"))
+    return {"/sys" if origin.startswith("/sys") else origin for origin in found}
+
+
+def _file(origin: str) -> str:
+    """An origin without its line: two lines of one artifact are one witness."""
+    return re.sub(r":\d+$", "", origin)
 
 
 def _gpu(width: int | None, *, index: int = 0, hop: int | None = None, state: str = "idle", port: int = 16) -> Gpu:
@@ -136,6 +147,13 @@ EXAMPLES = (
         name="one idle reading decides nothing",
         kind="fires",
         case=Case(gpus=(_gpu(8),)),
+        subjects=("gpu:0",),
+        severity="unknown",
+    ),
+    Example(
+        name="NVML was not asked: the kernel is one witness",
+        kind="fires",
+        case=Case(gpus=(_gpu(8, hop=8),), sources=(Source(path="gpus", origin="/sys/bus/pci/devices"),)),
         subjects=("gpu:0",),
         severity="unknown",
     ),

@@ -124,6 +124,8 @@ def _with_locality(notebook: Notebook, gpu: Gpu, answer: NvmlGpu, device: PciDev
     # NVML leaves out CPUs that this process may not use, so a shorter list agrees.
     elif told and not set(told) <= set(cpus):
         notebook.conflict(gpu_path(gpu, "local_cpus"), (list_text(cpus), "/sys"), (list_text(told), "NVML"))
+    if gpu.memory_node in host.cpu_nodes:  # a node with CPUs is not the GPU's own memory
+        gpu = replace(gpu, memory_node=None)
     return replace(gpu, numa_node=node, numa_nodes=nodes or (() if node is None else (node,)), local_cpus=cpus)
 
 
@@ -181,13 +183,16 @@ def pairs(
 ) -> tuple[Pair, ...]:
     """Every GPU with every other and with every NIC. `nodes` is the number of NUMA nodes with CPUs."""
     devices = {gpu.index: pci_device(files, gpu.bdf) for gpu in found if gpu.bdf is not None}
+    served = facts is not None and facts.failure is None
+    if len(found) > 1 and not served:
+        notebook.gap("pairs", "not probed", "NVML did not serve the GPUs")  # one for all of them
     told = {(pair.a, pair.b): pair for pair in (facts.pairs if facts else ())}
     between = []
     for a, b in itertools.combinations(found, 2):
         seen: PathClass | None = None
         if a.index in devices and b.index in devices:
             seen = path_class(devices[a.index], devices[b.index], nodes=nodes)
-        between.append(_pair(notebook, a, b, told.get((a.index, b.index)), seen))
+        between.append(_pair(notebook if served else Notebook(), a, b, told.get((a.index, b.index)), seen))
     for gpu, nic in itertools.product(found, nics):
         seen = None
         if gpu.index in devices and nic.bdf is not None:

@@ -25,7 +25,7 @@ def nics(files: Files, notebook: Notebook) -> tuple[Nic, ...]:
             found.append(nic)
     taken = {nic.bdf for nic in found}
     names, reason = files.listing(_NET)
-    if reason is not None:
+    if reason is not None and not found:
         notebook.gap("nics", reason, f"/{_NET} cannot be listed")
     for name in names:
         bdf = device_bdf(files, f"{_NET}/{name}/device")

@@ -269,6 +269,7 @@ def _settings(asker: _Asker, handle: Any, answer: Answer) -> None:
 def _affinity(asker: _Asker, handle: Any, answer: Answer) -> None:
     cpus = asker.get("local_cpus", "nvmlDeviceGetCpuAffinityWithinScope", handle, _AFFINITY_WORDS, _SCOPE_NODE)
     nodes = asker.get("numa_nodes", "nvmlDeviceGetMemoryAffinity", handle, _AFFINITY_WORDS, _SCOPE_NODE)
+    answer["gpu"]["memory_node"] = asker.get("memory_node", "nvmlDeviceGetNumaNodeId", handle)
     answer["cpus"] = _bits(cpus)
     answer["nodes"] = _bits(nodes)
 

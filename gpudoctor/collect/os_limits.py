@@ -56,6 +56,7 @@ def _product(files: Files) -> str | None:
     return " ".join(part for part in parts if part) or None
 
 
+_VIRTIO_VENDOR = 0x1AF4
 _HYPERVISOR_WORDS = (
     ("vmware", "vmware"),
     ("virtualbox", "virtualbox"),
@@ -90,11 +91,18 @@ def _virtualization(files: Files, cpuinfo: str) -> str | None:
     for word, name in _HYPERVISOR_WORDS:
         if word in told:
             return name
-    if files.names("sys/bus/virtio/devices"):
+    if _has_virtio(files):
         return "kvm"
     if flags is not None:
         return "vm"
     return None if not told.strip() else "none"
+
+
+def _has_virtio(files: Files) -> bool:
+    """Virtio devices (PCI vendor 1af4): QEMU and the small monitors on KVM have them, the other makers do not."""
+    bus = "sys/bus/pci/devices"
+    found = any(files.number(f"{bus}/{name}/vendor") == _VIRTIO_VENDOR for name in files.names(bus))
+    return found or bool(files.names("sys/bus/virtio/devices"))
 
 
 def _container(files: Files) -> str | None:

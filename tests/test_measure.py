@@ -1,0 +1,275 @@
+"""bench_copies around its probe: what is measured, judged, left alone, and what a failing probe costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor import child
+from gpudoctor.errors import GpudoctorError
+from gpudoctor.measure import BenchResult, bench_copies, copies, lock
+from gpudoctor.measure.copies import binding
+from gpudoctor.measure.gpu_copies import MIB, normal_bdf, plan
+from gpudoctor.measure.judge import is_coherent, like_link, limit_gb_s, measurement
+from gpudoctor.measure.nvml_watch import reason_names
+from gpudoctor.measure.series import outliers, percentile, repeat
+from gpudoctor.model import Case, Gap, Gpu, GpuProcess, PcieLink
+
+LINK = PcieLink(generation=1, width=16, max_generation=5, max_width=16, state="idle")
+GPU = Gpu(index=0, name="NVIDIA H200", bdf="0000:3b:00.0", pcie=LINK, processes=())
+SECOND = dataclasses.replace(GPU, index=1, bdf="0000:86:00.0")
+LOADED = dataclasses.replace(GPU, pcie=dataclasses.replace(LINK, generation=5, state="load"))
+METRICS = ["h2d", "d2h", "h2d_pageable", "d2h_pageable"]
+
+
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, target: str, case: Case, **options: object) -> BenchResult:
+    monkeypatch.setattr(copies, "TARGET", f"measure_targets:{target}")
+    return bench_copies(case, **options)  # type: ignore[arg-type]
+
+
+def test_readings_under_load_are_merged_and_judge_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(gpus=(GPU,), gaps=(Gap(path="gpus[0000:3b:00.0].throttle_reasons", reason="not probed"),))
+    seen: list[tuple[int, int, str]] = []
+    result = bench(monkeypatch, "healthy", case, on_progress=lambda *step: seen.append(step))
+    assert [one.metric for one in result.measurements] == METRICS
+    assert result.errors == ()
+    assert not result.interrupted
+    (gpu,) = result.case.gpus
+    assert gpu.pcie == dataclasses.replace(LINK, generation=5, state="load")
+    assert (gpu.throttle_state, gpu.throttle_reasons) == ("load", ("sw_power_cap", "hw_thermal_slowdown"))
+    assert (gpu.pstate, gpu.temperature_c) == (0, 43)
+    assert result.case.gaps == ()
+    assert {source.path for source in result.case.sources} >= {"gpus[0000:3b:00.0].pcie.generation"}
+    assert "changed during the copies: Gen1, Gen5" in result.notes[0]
+    first = result.measurements[0]
+    assert (first.subject, first.unit, first.value, first.samples, first.verdict) == ("gpu:0", "GB/s", 55.0, 3, "ok")
+    assert first.spread == pytest.approx((54.92, 55.08))
+    assert first.expected is not None
+    assert first.settings["link"] == "Gen5 x16"
+    assert first.settings["binding"] == "none: locality unknown"
+    assert result.measurements[2].expected is None  # pageable: no published figure fits every host
+    assert (seen[0], seen[-1]) == ((0, 4, "gpu:0 h2d"), (4, 4, ""))
+
+
+def test_slow_and_impossible_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = bench(monkeypatch, "slow", Case(gpus=(GPU,))).measurements[0]
+    assert slow.verdict == "bad"
+    assert "about what a Gen5 x8 or Gen4 x16 link gives" in slow.notes
+    impossible = bench(monkeypatch, "faster_than_light", Case(gpus=(GPU,))).measurements
+    assert {one.verdict for one in impossible} == {"rejected"}
+
+
+def test_probe_killed_by_sigkill_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "killed_once", Case(gpus=(GPU, SECOND)))
+    assert [one.metric for one in result.measurements] == [m for m in METRICS if m != "d2h"] * 2
+    assert [error.split(" ")[:2] for error in result.errors] == [["gpu:0", "d2h:"], ["gpu:1", "d2h:"]]
+    assert "SIGKILL" in result.errors[0]
+
+
+def test_probe_that_hangs_costs_the_time_of_its_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "hangs", Case(gpus=(GPU,)), deadline_s=2.0)
+    assert [one.metric for one in result.measurements] == ["h2d"]
+    assert "no answer within" in result.errors[0]
+    assert all("no time left" in error for error in result.errors[1:])
+
+
+def test_refusal_is_said_once_a_gpu_and_no_cuda_once_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "refused", Case(gpus=(GPU, SECOND)))
+    assert [error.split(":")[1].split(" ")[0] for error in result.errors] == ["0", "1"]
+    assert "busy or unavailable" in result.errors[0]
+    result = bench(monkeypatch, "unusable", Case(gpus=(GPU, SECOND)))
+    assert result.errors == ("copies cannot be measured: torch 2.9.0 is built without CUDA",)
+    assert result.measurements == ()
+    assert result.case.gpus == (GPU, SECOND)
+
+
+def test_the_real_probe_without_a_gpu_says_why() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    result = bench_copies(Case(gpus=(GPU,)))
+    (error,) = result.errors
+    assert "CUDA" in error
+    assert "torch" not in sys.modules or "Traceback" not in error
+
+
+def test_no_gpu_is_a_note() -> None:
+    result = bench_copies(Case())
+    assert (result.measurements, result.errors) == ((), ())
+    assert "no GPU" in result.notes[0]
+
+
+def test_gpus_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = dataclasses.replace(GPU, processes=(GpuProcess(pid=4242),))
+    hidden = dataclasses.replace(SECOND, utilization_pct=87)
+    lost = Gpu(index=2, bdf="0000:af:00.0", lost=True, lost_reason="GPU is lost")
+    nameless = Gpu(index=3)
+    case = Case(gpus=(busy, hidden, lost, nameless))
+    result = bench(monkeypatch, "healthy", case)
+    assert result.measurements == ()
+    for note, words in zip(result.notes, ("4242", "87 %", "GPU is lost", "bus address"), strict=True):
+        assert words in note
+    result = bench(monkeypatch, "healthy", case, allow_busy=True, indices=[1, 0, 1])
+    assert [one.subject for one in result.measurements] == ["gpu:1"] * 4 + ["gpu:0"] * 4
+
+
+def test_unknown_index_is_refused() -> None:
+    with pytest.raises(GpudoctorError, match="no GPU 7") as caught:
+        bench_copies(Case(gpus=(GPU,)), indices=[7])
+    assert caught.value.hint is not None
+    assert "0" in caught.value.hint
+
+
+def test_ctrl_c_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = child.Server.call
+
+    def interrupted(self: child.Server, target: str, payload: dict[str, object], **options: object) -> object:
+        if payload["direction"] == "h2d" and not payload["pinned"]:
+            raise KeyboardInterrupt
+        return call(self, target, payload, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(child.Server, "call", interrupted)
+    result = bench(monkeypatch, "healthy", Case(gpus=(GPU, SECOND)))
+    assert result.interrupted
+    assert [one.metric for one in result.measurements] == ["h2d", "d2h"]
+    assert result.case.gpus[0].pcie != GPU.pcie
+
+
+def test_second_gpudoctor_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / lock.NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(GpudoctorError, match="another gpudoctor"):
+            bench_copies(Case(gpus=(GPU,)))
+    assert bench(monkeypatch, "healthy", Case(gpus=(GPU,))).measurements
+
+
+def test_lock_that_cannot_be_made_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / lock.NAME).symlink_to(tmp_path / "elsewhere")
+    result = bench(monkeypatch, "healthy", Case(gpus=(GPU,)))
+    assert "no lock" in result.notes[0]
+    assert len(result.measurements) == 4
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_binding_only_where_the_place_is_sure() -> None:
+    near = dataclasses.replace(GPU, numa_node=1, local_cpus=(8, 9, 10))
+    assert binding(near, None) == ([8, 9, 10], "node 1")
+    assert binding(near, (0, 9)) == ([9], "node 1")
+    assert binding(near, (0, 1)) == ([], "none: no CPU of node 1 may be used")
+    assert binding(dataclasses.replace(near, numa_node=None), None)[0] == []
+    assert binding(dataclasses.replace(near, local_cpus=()), None)[0] == []
+
+
+def test_noise_gives_no_verdict_and_outliers_are_said() -> None:
+    noisy = measurement(LOADED, "h2d", [30.0, 40.0, 44.0, 55.0, 55.2], {})
+    assert noisy.verdict == "no verdict"
+    one_off = measurement(LOADED, "h2d", [55.3, 55.4, 55.35, 55.3, 55.4, 31.2], {})
+    assert one_off.verdict == "ok"
+    assert "1 of 6 samples" in one_off.notes[0]
+    assert measurement(LOADED, "d2h", [50.0] * 5, {}).verdict == "low"
+
+
+def test_limits_of_links() -> None:
+    assert limit_gb_s(GPU) is None  # an idle reading limits nothing
+    assert limit_gb_s(LOADED) == pytest.approx(63.0, abs=0.1)
+    grace = dataclasses.replace(LOADED, name="NVIDIA GH200 480GB")
+    assert is_coherent(grace)
+    assert limit_gb_s(grace) == 450.0
+    assert measurement(grace, "h2d", [370.0] * 5, {}).verdict != "rejected"
+    assert like_link(LOADED, 55.0) is None or "Gen5 x16" not in str(like_link(LOADED, 55.0))
+    assert like_link(LOADED, 6.5) is not None
+    assert like_link(GPU, 1000.0) is None
+
+
+def test_repeat_ends_when_stable_or_late() -> None:
+    assert repeat(lambda: 5.0, seconds=1000.0).stopped == "stable"
+    values = iter(range(1, 1000))
+    ticks = iter(range(1000))
+    series = repeat(lambda: float(next(values)), seconds=20.0, clock=lambda: float(next(ticks)))
+    assert series.stopped == "time"
+    assert len(series.samples) == 22
+    assert len(repeat(lambda: 1.0, seconds=0.0).samples) == 3
+
+
+def test_percentile_and_outliers() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0], 0.9) == pytest.approx(1.9)
+    assert percentile([7.0], 0.1) == 7.0
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
+    assert outliers([10.0, 10.01, 9.99, 10.0, 6.0]) == (6.0,)
+    assert outliers([10.0, 10.0, 10.0, 10.1]) == ()  # far by spread, too near to matter
+
+
+def test_plan_fits_slow_links_into_the_time() -> None:
+    assert plan(256 * MIB / 55e9, 256 * MIB, 0.11, pinned=True) == (16, 256 * MIB)
+    count, size = plan(256 * MIB / 0.2e9, 256 * MIB, 0.11, pinned=True)  # Gen1 x1
+    assert (count, size) == (4, 16 * MIB)
+    count, size = plan(256 * MIB / 10e9, 256 * MIB, 0.075, pinned=False)
+    assert (count, size) == (4, 256 * MIB)  # pageable blocks stay larger than the caches
+
+
+def test_small_words() -> None:
+    assert reason_names(0x001 | 0x004 | 0x040) == ("sw_power_cap", "hw_thermal_slowdown")
+    assert normal_bdf("00000000:3B:00.0") == "0000:3b:00.0"
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_the_probe_itself_on_host_memory(pinned: bool) -> None:
+    payload = {
+        "device": "host",
+        "bdf": None,
+        "direction": "h2d",
+        "pinned": pinned,
+        "cpus": sorted(os.sched_getaffinity(0))[:1],
+        "block_bytes": 32 * MIB,
+        "seconds": 0.2,
+        "warm_up_s": 0.0,
+        "memory_bytes": None,
+    }
+    result = child.run("gpudoctor.measure.gpu_copies:copies", payload, deadline_s=120.0)
+    assert result.status == "ok", result.error
+    assert len(result.value["samples"]) >= 3
+    assert all(value > 0 for value in result.value["samples"])
+    assert result.value["cpus"] == payload["cpus"]
+    assert result.value["bytes"] >= 16 * MIB
+
+
+def test_little_memory_takes_smaller_blocks() -> None:
+    payload = {
+        "device": "host",
+        "bdf": None,
+        "direction": "d2h",
+        "pinned": False,
+        "cpus": [],
+        "block_bytes": 64 * MIB,
+        "seconds": 0.1,
+        "warm_up_s": 0.0,
+        "memory_bytes": 256 * MIB,
+    }
+    result = child.run("gpudoctor.measure.gpu_copies:copies", payload, deadline_s=120.0)
+    assert result.status == "ok", result.error
+    assert result.value["bytes"] == 32 * MIB
+    assert "little memory" in result.value["notes"][0]
+
+
+def test_parent_never_imports_torch() -> None:
+    code = (
+        "import sys; from gpudoctor.measure import bench_copies; from gpudoctor.model import Case, Gpu;"
+        "r = bench_copies(Case(gpus=(Gpu(index=0, bdf='0000:3b:00.0'),)));"
+        "sys.exit(1 if {'torch', 'pynvml'} & set(sys.modules) else 0)"
+    )
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

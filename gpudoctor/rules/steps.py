@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from gpudoctor.model import Case, CopySite, Gain, WatchedLoader, WatchRecord
+from gpudoctor.model import Case, CopySite, Gain, SyncSite, WatchedLoader, WatchRecord
 
 
 class _AtSite(Protocol):
@@ -83,3 +83,18 @@ def a_step(price: Cost) -> str:
 def copy_symptom(record: WatchRecord, copy: CopySite) -> str:
     """The wait for one copy, in the same words in each rule that it explains, so that it is counted once."""
     return f"{copy.site}: copying waits {a_step(cost(record, copy.waited_ms))}"
+
+
+def function_of(sync: SyncSite) -> str:
+    """The bare name of a synchronising call: item for Tensor.item, float for __float__."""
+    return sync.function.rsplit(".", 1)[-1].strip("_")
+
+
+def synced(case: Case, functions: Sequence[str], often: float) -> list[tuple[SyncSite, Cost]]:
+    """The sites of these calls that touch a GPU at least `often` times a step, with what they cost."""
+    return [
+        (sync, cost(record, sync.waited_ms))
+        for record in records(case)
+        for sync in record.syncs
+        if function_of(sync) in functions and per_step(record, min(sync.calls_in_steps, sync.on_device)) >= often
+    ]

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, SyncSite, Unchecked, Watched, WatchRecord
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, cost, per_step, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, function_of, per_step, records, synced, worst
 
 RULE = Rule(code="SYN001", name="host-read-in-hot-loop", severity="warning", needs=("watched",), since="0.1")
 
@@ -33,25 +33,14 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
-    often = case.threshold(RULE.code, "calls_per_step")
-    found = [
-        (sync, cost(record, sync.waited_ms))
-        for record in records(case)
-        for sync in record.syncs
-        if reads(sync) and per_step(record, min(sync.calls_in_steps, sync.on_device)) >= often
-    ]
+    found = synced(case, READS, case.threshold(RULE.code, "calls_per_step"))
     for sync, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, sync, price)
 
 
-def reads(sync: SyncSite) -> bool:
-    """Whether the site reads a value by one of the functions of this rule, `__float__` spelt either way."""
-    return sync.function.rsplit(".", 1)[-1].strip("_") in READS
-
-
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
-    function = sync.function.rsplit(".", 1)[-1].strip("_")
+    function = function_of(sync)
     rate = per_step(price.record, sync.calls_in_steps)
     return Finding(
         rule=RULE.code,

@@ -122,7 +122,8 @@ def faulty_machine() -> Case:
     """The machine above with GPU2 at x4, GPU5 lost, and GPU7 idle at generation 1."""
     case = switch_machine()
     gpus = list(case.gpus)
-    gpus[2] = dataclasses.replace(gpus[2], pcie=link(width=4))
+    slow = dataclasses.replace(gpus[2].pcie_path[0], link=link(width=4))
+    gpus[2] = dataclasses.replace(gpus[2], pcie=link(width=4), pcie_path=(slow, *gpus[2].pcie_path[1:]))
     gpus[5] = dataclasses.replace(gpus[5], lost=True, lost_reason="GPU is lost", pcie=None, name=None)
     gpus[7] = dataclasses.replace(gpus[7], pcie=dataclasses.replace(link(generation=1), state="idle"))
     return dataclasses.replace(case, gpus=tuple(gpus))
@@ -187,7 +188,7 @@ def findings() -> tuple[Finding, ...]:
 
 def measurements() -> tuple[Measurement, ...]:
     expected = Expected(low=24.0, high=26.5, basis="published", source="profiles/gpus.toml")
-    settings = {"size_bytes": 256 << 20}
+    settings = {"bytes": 256 << 20}
     return tuple(
         Measurement(
             metric=metric,

@@ -77,10 +77,10 @@ def command(
             common,
             command="bench-pcie",
             case=result.case,
-            measurements=tuple(result.measurements),
-            errors=tuple(result.errors),
-            notes=tuple(result.notes),
+            measurements=result.measurements,
+            errors=result.errors,
+            notes=result.notes,
         )
-        return output.Result(envelope=envelope)
+        return output.Result(envelope=output.interrupted(envelope) if result.interrupted else envelope)
 
     output.execute("bench-pcie", common, body)

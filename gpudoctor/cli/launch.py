@@ -51,12 +51,12 @@ def command(
     )
 
     def body() -> output.Result:
-        from gpudoctor.model import Prescription
-        from gpudoctor.prescribe.launch import launch_config, render
-
         recorded = None if command else _recorded(source)
         if not command and recorded is None:
             raise GpudoctorError("there is no command to launch", "for example: gpudoctor launch -- python train.py")
+        from gpudoctor.model import Prescription
+        from gpudoctor.prescribe.launch import launch_config, render
+
         loaded = load.load(common)
         case = load.only_case(loaded)
         envelope = load.examined(loaded, common, command="launch")

@@ -262,6 +262,7 @@ def install_sigterm() -> Callable[[], None]:
 
     def restore() -> None:
         signal.signal(signal.SIGTERM, old)
+        _received.clear()
 
     return restore
 

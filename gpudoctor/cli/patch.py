@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import os
+import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +16,7 @@ from gpudoctor.errors import GpudoctorError
 
 if TYPE_CHECKING:
     from gpudoctor.model import Change, Envelope
+    from gpudoctor.report.text import Style
 
 _DEFAULT = "gpudoctor-out/case.json"
 
@@ -51,7 +55,8 @@ def reverse_path(script: str) -> Path:
 
 
 def _patch(script: str, source: str, *, apply: bool, given: bool) -> output.Result:
-    from gpudoctor.prescribe import patch
+    from gpudoctor.prescribe.disk import apply_to_disk, unified_diff
+    from gpudoctor.prescribe.patch import apply_edits
 
     if not given and not Path(source).exists():
         raise GpudoctorError(
@@ -60,42 +65,67 @@ def _patch(script: str, source: str, *, apply: bool, given: bool) -> output.Resu
     told = load.envelope(source)
     if told is None or told.prescription is None:
         raise GpudoctorError(f"{source} holds no prescription", "give a case.json that `gpudoctor tune` wrote")
+    file = _below_cwd(script)
     old = _text(script)
     kept = [change for change in told.prescription.changes if change.kept and _is_about(change, script, told)]
-    edits = [edit for change in kept for edit in change.edits]
+    # the sites may be named from another folder: they are this script's all the same
+    edits = [
+        dataclasses.replace(edit, site=f"{file}:{edit.site.rpartition(':')[2]}")
+        for change in kept
+        for edit in change.edits
+    ]
     if not edits:
-        envelope = _envelope(f"nothing is prescribed for {script}")
-        return output.Result(envelope=envelope, human=lambda _style: "")
-    done = patch.apply_edits(old, edits, file=script)
+        note = f"no change of {script} is prescribed in {source}"
+        return output.Result(envelope=_envelope(note), human=lambda _style: "")
+    done = apply_edits(old, edits, file=file)
     errors = [f"{edit.site}: {edit.kind} cannot be applied: {reason}" for edit, reason in done.refused]
-    diff = patch.unified_diff(os.path.normpath(script), old, done.text)
-    note = None
-    if apply and done.text != old and not errors:
+    diff = unified_diff(file, old, done.text)
+    note = ""
+    if apply and diff and not errors:
         reverse = reverse_path(script)
-        patch.apply_to_disk(Path(), {script: (old, done.text)}, reverse)
-        note = f"{script} was changed; gpudoctor patch {script} --revert takes it back (from {reverse})"
-    return output.Result(envelope=_envelope(note, kept, errors), human=lambda _style: diff)
+        apply_to_disk(Path.cwd(), {file: (old, done.text)}, reverse)
+        note = f"{script} was changed; gpudoctor patch {script} --revert takes it back ({reverse})"
+    return output.Result(envelope=_envelope(note, kept, errors), human=lambda style: _shown(diff, style))
+
+
+def _shown(diff: str, style: Style) -> str:
+    """The diff byte for byte for git apply; on a terminal without what the source may hold against it."""
+    if style.width is None:
+        return diff
+    return "".join(style.text(line.rstrip("\r")).replace("\\t", "\t") + "\n" for line in diff.split("\n")[:-1])
 
 
 def _revert(script: str) -> output.Result:
-    from gpudoctor.prescribe import patch
+    from gpudoctor.prescribe.disk import revert
 
     reverse = reverse_path(script)
     if not reverse.exists():
         raise GpudoctorError(f"there is nothing to take back: {reverse} does not exist", "only --apply writes it")
-    patch.revert(reverse)
+    revert(reverse)
+    reverse.unlink()
     return output.Result(envelope=_envelope(f"{script} is as it was before --apply"), human=lambda _style: "")
 
 
+def _below_cwd(script: str) -> str:
+    """The path that a diff can name: relative to this folder."""
+    path = Path(script).absolute()
+    cwd = Path.cwd()
+    if not path.is_relative_to(cwd):
+        raise GpudoctorError(f"{script!r} does not lie below this folder", "run patch in the folder of the script")
+    return os.path.normpath(path.relative_to(cwd).as_posix())
+
+
 def _text(script: str) -> str:
+    """The source with its line ends and byte order mark, in the encoding that it declares."""
     try:
-        with Path(script).open(encoding="utf-8", newline="") as file:  # line ends stay as they are
-            return file.read()
+        raw = Path(script).read_bytes()
+        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
+        return raw.decode("utf-8" if encoding == "utf-8-sig" else encoding)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise GpudoctorError(f"cannot read {script!r}: {reason}", "give the path of the script") from None
-    except UnicodeDecodeError:
-        raise GpudoctorError(f"cannot read {script!r}: it is not UTF-8 text", "convert the file first") from None
+    except (SyntaxError, UnicodeError, LookupError) as error:
+        raise GpudoctorError(f"cannot read {script!r}: {error}", "the encoding of the script must be right") from None
 
 
 def _is_about(change: Change, script: str, told: Envelope) -> bool:
@@ -107,7 +137,7 @@ def _is_about(change: Change, script: str, told: Envelope) -> bool:
     return watched is not None and (Path(watched.cwd) / file).resolve() == Path(script).resolve()
 
 
-def _envelope(note: str | None, kept: list[Change] | None = None, errors: list[str] | None = None) -> Envelope:
+def _envelope(note: str, kept: list[Change] | None = None, errors: list[str] | None = None) -> Envelope:
     from gpudoctor import __version__
     from gpudoctor.errors import EXIT_OK, EXIT_USAGE
     from gpudoctor.model import Envelope, Prescription

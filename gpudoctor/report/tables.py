@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
-from gpudoctor.model import Change, Envelope, Measurement, Prescription, Trial, Watched, WatchRecord
+from gpudoctor.model import Change, Envelope, Measurement, Prescription, Setting, Trial, Watched, WatchRecord
 from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size, trimmed
 
 _VERDICTS = {
@@ -15,6 +15,7 @@ _VERDICTS = {
     "rejected": ("REJECTED", "yellow"),
     "no verdict": ("no verdict", "dim"),
 }
+_TOLD_SETTINGS = ("bytes", "binding", "backend", "ranks")
 _TOLD_ELSEWHERE = ("loader.", "step.", "tune.")  # in the tables of the watched command and of tune
 _SITES = 8  # lines of code in the profile before "and n more"
 
@@ -37,20 +38,21 @@ def measurements(envelope: Envelope, style: Style) -> list[str]:
     shown = [item for item in envelope.measurements if not item.metric.startswith(_TOLD_ELSEWHERE)]
     if not shown:
         return []
-    common = _common_settings(shown)
+    common = _common_settings(shown, style)
     counts = {item.samples for item in shown}
     repeats = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     heading = f"median of {repeats} repeats"
     if told := _settings(common, style):
         heading += f", {told}"
     lines = style.fold(heading, rest="  ")
-    rows = iter(_measurement_lines(shown, common, style))
+    rows = iter(_measurement_lines(shown, style))
     lines_of = {id(item): next(rows) for item in shown}
     subjects: dict[str, list[Measurement]] = {}
     for item in shown:
         subjects.setdefault(item.subject, []).append(item)
     for subject, items in subjects.items():
-        lines += style.fold(_subject(envelope, subject, style), rest="  ")
+        own = {key: value for key, value in _common_settings(items, style).items() if key not in common}
+        lines += style.fold(style.joined([*_subject(envelope, subject, style), _settings(own, style)]), rest="  ")
         for item in items:
             lines.append(lines_of[id(item)])
             for note in item.notes:
@@ -61,9 +63,9 @@ def measurements(envelope: Envelope, style: Style) -> list[str]:
     return lines
 
 
-def _measurement_lines(items: Sequence[Measurement], common: dict[str, object], style: Style) -> list[str]:
+def _measurement_lines(items: Sequence[Measurement], style: Style) -> list[str]:
     """Aligned rows; a bar where the terminal has room for it."""
-    plain = style.table([_measurement_row(item, common, style) for item in items], right=(1,), indent="  ")
+    plain = style.table([_measurement_row(item, style) for item in items], right=(1,), indent="  ")
     width = max(columns(line) for line in plain)
     room = 0 if style.width is None else min(24, style.width - width - 2)
     top = {item.unit: max(other.value for other in items if other.unit == item.unit) for item in items}
@@ -79,8 +81,7 @@ def _measurement_lines(items: Sequence[Measurement], common: dict[str, object], 
     return lines
 
 
-def _measurement_row(item: Measurement, common: dict[str, object], style: Style) -> tuple[str, ...]:
-    own = _settings({key: value for key, value in item.settings.items() if key not in common}, style)
+def _measurement_row(item: Measurement, style: Style) -> tuple[str, ...]:
     spread = ""
     if item.spread is not None:
         low, high = item.spread
@@ -92,7 +93,7 @@ def _measurement_row(item: Measurement, common: dict[str, object], style: Style)
         if item.expected.high is not None:
             expected = f"expect {low_text}{style.glyph('dash')}{trimmed(item.expected.high)}"
     return (
-        style.text(item.metric) + (f" ({own})" if own else ""),
+        style.text(item.metric),
         number(item.value),
         style.text(item.unit) + spread,
         _VERDICTS[item.verdict][0] if item.verdict is not None else "",
@@ -100,27 +101,32 @@ def _measurement_row(item: Measurement, common: dict[str, object], style: Style)
     )
 
 
-def _common_settings(items: Sequence[Measurement]) -> dict[str, object]:
+def _common_settings(items: Sequence[Measurement], style: Style) -> dict[str, Setting]:
+    """Settings that all of them share; without -v only those that change how the figures are read."""
     first, *others = [item.settings for item in items]
-    return {key: value for key, value in first.items() if all(other.get(key, ...) == value for other in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if (style.verbose > 0 or key in _TOLD_SETTINGS) and all(other.get(key, ...) == value for other in others)
+    }
 
 
-def _settings(settings: Mapping[str, object], style: Style) -> str:
+def _settings(settings: Mapping[str, Setting], style: Style) -> str:
     parts = []
     for key, value in settings.items():
+        name = style.text(key).replace("_", " ")
         if value is None or value is False:
             continue
-        name = style.text(key)
         if value is True:
-            parts.append(name.replace("_", " "))
-        elif key.endswith("_bytes") and isinstance(value, int):
-            parts.append(f"{size(value)} {name.removesuffix('_bytes').replace('_', ' ')}".replace(" size", ""))
+            parts.append(name)
+        elif key == "bytes" and isinstance(value, int):
+            parts.append(f"blocks of {size(value)}")
         else:
-            parts.append(f"{name.replace('_', ' ')} {number(value) if isinstance(value, float) else style.text(value)}")
+            parts.append(f"{name} {trimmed(value) if isinstance(value, float) else style.text(value)}")
     return ", ".join(parts)
 
 
-def _subject(envelope: Envelope, subject: str, style: Style) -> str:
+def _subject(envelope: Envelope, subject: str, style: Style) -> list[str | None]:
     """A subject with what is known of the GPU: model and the link as it was during the copy."""
     parts: list[str | None] = [style.text(subject)]
     cases = envelope.cases or ((envelope.case,) if envelope.case is not None else ())
@@ -133,7 +139,7 @@ def _subject(envelope: Envelope, subject: str, style: Style) -> str:
         if gpu.throttle_reasons and gpu.throttle_state == "load":
             parts.append("clocks held by " + ", ".join(style.text(reason) for reason in gpu.throttle_reasons))
         break
-    return style.joined(parts)
+    return parts
 
 
 def watched(item: Watched, style: Style) -> list[str]:

@@ -31,6 +31,7 @@ CATALOGUE = {
     "SWV010": ("sources-disagree", "unknown"),
     "LDR001": ("workers-zero", "warning"),
     "LDR003": ("pin-memory-off", "warning"),
+    "LDR021": ("step-waits-for-loader", "warning"),
     "LDR023": ("per-row-fetching", "warning"),
     "SYN001": ("host-read-in-hot-loop", "warning"),
     "SYN005": ("explicit-synchronize-per-step", "warning"),
@@ -119,7 +120,7 @@ def test_findings_are_complete(module: RuleModule, example: Example) -> None:
 
 
 def test_nothing_is_promised_beyond_the_waiting_share() -> None:
-    for code in ("LDR001", "LDR003", "LDR023", "SYN001", "SYN005", "SYN006", "CPY001"):
+    for code in ("LDR001", "LDR003", "LDR021", "LDR023", "SYN001", "SYN005", "SYN006", "CPY001"):
         module = rules.find_rule(code)
         for example in module.EXAMPLES:
             for finding in run(module, example.case).findings:

@@ -1,0 +1,89 @@
+"""Steps wait for the loader although it has workers.
+
+What it means
+    The workers do not deliver batches as fast as the model uses them: there are too few, each sample costs too much,
+    or the storage is slow.
+Why it costs
+    The waiting share of the step is lost on the GPU, and it is the most that can be won back
+    (https://github.com/open-edge-platform/geti/pull/5958).
+How we know
+    The command was watched: a loader with workers makes the steps wait for more than the share below. The first
+    batch, which includes the start of the workers, is not counted.
+Fix
+    Try worker counts (`gpudoctor tune` does, within the CPUs of this process), then look at the samples: whole-batch
+    fetching for tables, uint8 instead of float32, faster decoding, data on a local disk.
+When to ignore
+    The window was so short that it saw little more than the start. A loader without workers is LDR001.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
+from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
+
+RULE = Rule(code="LDR021", name="step-waits-for-loader", severity="warning", needs=("watched",), since="0.1")
+
+
+def check(case: Case) -> Iterator[Finding | Unchecked]:
+    if not records(case):
+        yield Unchecked(reason="no step was seen in the watched command")
+        return
+    found = [
+        (loader, cost(record, loader.wait_ms - (loader.first_batch_ms or 0.0)))
+        for record in records(case)
+        for loader in feeding(record)
+        if loader.num_workers > 0
+    ]
+    for loader, price in worst(found):
+        if price.share >= case.threshold(RULE.code, "wait_share"):
+            yield _finding(case, loader, price)
+
+
+def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=loader.site,
+        message=f"the steps wait {a_step(price)} for this loader with {loader.num_workers} workers",
+        evidence=(evidence(case, "watched", f"{price.waited_ms:.1f} ms a step", "next to none"),),
+        remedies=(
+            Remedy(kind="measure", text="gpudoctor tune tries worker counts on this command"),
+            Remedy(
+                kind="code", text="make samples cheaper: whole-batch fetching, uint8, faster decoding, a local disk"
+            ),
+        ),
+        gain=bound(price.share, "waiting for the loader"),
+        confidence="likely" if loader.role == "train" else "possible",
+        symptoms=(f"{loader.site}: waits {a_step(price)}",),
+    )
+
+
+def _case(*, wait_ms: float = 12.0, first_ms: float = 0.0, workers: int = 2, steps: int = 10) -> Case:
+    loader = WatchedLoader(
+        site="train.py:45",
+        ordinal=0,
+        role="train",
+        loader_class="DataLoader",
+        dataset_class="Images",
+        iterable_dataset=False,
+        num_workers=workers,
+        batches=10,
+        wait_ms=wait_ms * 10 + first_ms,
+        first_batch_ms=first_ms,
+    )
+    record = WatchRecord(pid=1, steps=(Step(wall_ms=20, loader_wait_ms=wait_ms),) * steps, loaders=(loader,))
+    return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
+
+
+EXAMPLES = (
+    Example(name="waits 12 of 20 ms", kind="fires", case=_case(), subjects=("train.py:45",)),
+    Example(name="only the first batch was slow", kind="quiet", case=_case(wait_ms=0.5, first_ms=150)),
+    Example(name="small share", kind="quiet", case=_case(wait_ms=1)),
+    Example(name="no workers is LDR001", kind="quiet", case=_case(workers=0)),
+    Example(name="nothing watched", kind="lacks", case=Case()),
+    Example(name="no step seen", kind="lacks", case=_case(steps=0)),
+)

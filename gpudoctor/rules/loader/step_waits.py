@@ -52,9 +52,7 @@ def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
         evidence=(evidence(case, "watched", f"{price.waited_ms:.1f} ms a step", "next to none"),),
         remedies=(
             Remedy(kind="measure", text="gpudoctor tune tries worker counts on this command"),
-            Remedy(
-                kind="code", text="make samples cheaper: whole-batch fetching, uint8, faster decoding, a local disk"
-            ),
+            Remedy(kind="code", text="cheaper samples: whole-batch fetching, uint8, faster decoding, a local disk"),
         ),
         gain=bound(price.share, "waiting for the loader"),
         confidence="likely" if loader.role == "train" else "possible",

@@ -118,6 +118,12 @@ def examine_all(
         if require_gpu is not None:
             met, text = _require(case, require_gpu)
             (notes if met else errors).append(f"{REQUIRE_GPU}: {label}{text}")
+        notes += [
+            f"{label}gpu:{gpu.index} ({gpu.bdf or gpu.uuid or 'address unknown'}) does not answer:"
+            f" {gpu.lost_reason or 'lost'}; what could not be read of it was not checked"
+            for gpu in case.gpus
+            if gpu.lost
+        ]
         if not case.gpus and not case.host.gpus_on_bus:
             notes.append(f"{label}no NVIDIA GPU found; rules about GPUs were not checked")
     if require_gpu is not None and not cases:

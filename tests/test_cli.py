@@ -285,7 +285,11 @@ def test_closed_pipe_ends_quietly(case_file: str) -> None:
     os.close(reader)
     try:
         done = subprocess.run(
-            [*COMMAND, "checkup", "--from", case_file], stdout=writer, stderr=subprocess.PIPE, check=False, text=True
+            [*COMMAND, "checkup", "-q", "--from", case_file],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            check=False,
+            text=True,
         )
     finally:
         os.close(writer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -22,7 +23,8 @@ def command(
 
     The file can be read on any machine: gpudoctor checkup --from FILE.
     """
-    common = options.Common(source=source, output=out, form=options.Format.JSON, timeout_s=timeout, quiet=quiet)
+    form = options.Format.HUMAN if out else options.Format.JSON
+    common = options.Common(source=source, output=out, form=form, timeout_s=timeout, quiet=quiet)
 
     def body() -> output.Result:
         from gpudoctor.checkup import examine_all
@@ -36,7 +38,9 @@ def command(
             load.only_case(loaded)
         # judged after redaction, so that no message repeats what was taken out
         cases = [redact_case(case) for case in loaded.cases]
+        notes = [f"look into {path} before you share it" for path in out or ()]
         envelope = examine_all(cases, command="capture", fail_on="never", errors=loaded.errors)
-        return output.Result(envelope=envelope)
+        envelope = dataclasses.replace(envelope, notes=(*envelope.notes, *notes))
+        return output.Result(envelope=envelope, human=lambda _style: "")
 
     output.execute("capture", common, body)

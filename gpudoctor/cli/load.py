@@ -10,7 +10,7 @@ from gpudoctor.cli.options import Common
 from gpudoctor.errors import GpudoctorError
 
 if TYPE_CHECKING:
-    from gpudoctor.model import Artifact, Case, Envelope, Finding, Measurement
+    from gpudoctor.model import Artifact, Case, Envelope, Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +72,6 @@ def examined(
         errors=(*loaded.errors, *errors),
         notes=notes,
     )
-
-
-def findings_of(case: Case) -> tuple[Finding, ...]:
-    """All findings of a Case, for commands that only need them as reasons."""
-    from gpudoctor.checkup import examine
-
-    return examine(case, command="checkup", fail_on="never").findings
 
 
 def envelope(path: str) -> Envelope | None:

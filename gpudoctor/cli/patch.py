@@ -77,12 +77,15 @@ def _patch(script: str, source: str, *, apply: bool, given: bool) -> output.Resu
     if not edits:
         note = f"no change of {script} is prescribed in {source}"
         return output.Result(envelope=_envelope(note), human=lambda _style: "")
+    reverse = reverse_path(script)
+    if reverse.exists():
+        note = f"{script} is patched already; gpudoctor patch {script} --revert takes it back"
+        return output.Result(envelope=_envelope(note, kept), human=lambda _style: "")
     done = apply_edits(old, edits, file=file)
     errors = [f"{edit.site}: {edit.kind} cannot be applied: {reason}" for edit, reason in done.refused]
     diff = unified_diff(file, old, done.text)
     note = ""
     if apply and diff and not errors:
-        reverse = reverse_path(script)
         apply_to_disk(Path.cwd(), {file: (old, done.text)}, reverse)
         note = f"{script} was changed; gpudoctor patch {script} --revert takes it back ({reverse})"
     return output.Result(envelope=_envelope(note, kept, errors), human=lambda style: _shown(diff, style))

@@ -32,7 +32,7 @@ def render_human(envelope: Envelope, style: Style) -> str:
     blocks: list[list[str]] = []
     cases = envelope.cases or ((envelope.case,) if envelope.case is not None else ())
     blocks.append([line for case in cases for line in header(case, style)])
-    if envelope.artifacts:
+    if envelope.command == "read" or any(item.lines_not_understood or item.truncated for item in envelope.artifacts):
         blocks.append(tables.artifacts(envelope, style))
     blocks += [tables.watched(case.watched, style) for case in cases if case.watched is not None]
     blocks.append(tables.measurements(envelope, style))

@@ -22,6 +22,8 @@ _SITES = 8  # lines of code in the profile before "and n more"
 
 def artifacts(envelope: Envelope, style: Style) -> list[str]:
     """What each file is, and how much of it was understood."""
+    if not envelope.artifacts:
+        return []
     rows = []
     for item in envelope.artifacts:
         notes = [count(item.lines, "line")]

@@ -1,0 +1,125 @@
+"""Whether a changed script still computes the same: parameters, delivered batches, rows, exit code, console output.
+
+Proof runs are apart from timing: observe forces seeds and deterministic algorithms and hashes what the loop sees.
+What two runs of the unchanged command do not agree on cannot be asked of the changed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpudoctor.model import ChangeClass, ProofResult, Watched, WatchRecord
+
+Item = tuple[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One proof run: what was watched, and the lines that the command printed."""
+
+    watched: Watched
+    output: tuple[str, ...]
+
+
+def prove(
+    baseline: Run, candidate: Run, again: Callable[[], Run | None], *, change_class: ChangeClass, epochs_crossed: bool
+) -> ProofResult:
+    """Compare a candidate with the baseline; `again` runs the baseline once more and is called only on a difference.
+
+    exact: everything must be equal, verdict "identical". Others draw other random numbers or print at other times,
+    so parameters and batches are not asked; the rows delivered, their order and the exit code are.
+    """
+    exact = change_class == "exact"
+    base, changed = _items(baseline, exact=exact), _items(candidate, exact=exact)
+    compared = tuple(name for name, value in base.items() if value is not None)
+    if not any(base.get(name) for name in ("parameters", "batches", "rows", "console output")):
+        return ProofResult(
+            verdict="not provable", reason="the command has no optimizer, no loader and no output to compare"
+        )
+    differing = [name for name in base if base[name] != changed[name]]
+    note = None if epochs_crossed else "the window did not cross an epoch boundary"
+    if not differing:
+        if exact:
+            return ProofResult(verdict="identical", compared=compared, reason=note)
+        reason = "the same rows were delivered in the same order; random draws may differ"
+        return ProofResult(verdict="consistent", compared=compared, reason=f"{reason}; {note}" if note else reason)
+    second = again()
+    if second is None:
+        return ProofResult(
+            verdict="not provable",
+            compared=compared,
+            reason=f"{differing[0]} differs, and the unchanged command could not be repeated",
+        )
+    repeat = _items(second, exact=exact)
+    unstable = {name for name in differing if base[name] != repeat[name]}
+    if "console output" in unstable and _lines_agree(baseline.output, second.output, candidate.output):
+        unstable.discard("console output")  # clock readings differ from run to run, every other line is the same
+        differing.remove("console output")
+    wrong = [name for name in differing if name not in unstable]
+    if wrong:
+        return ProofResult(
+            verdict="different", compared=compared, reason=_describe(wrong[0], baseline.watched, candidate.watched)
+        )
+    if unstable:
+        names = ", ".join(sorted(unstable))
+        return ProofResult(
+            verdict="consistent",
+            compared=tuple(name for name in compared if name not in unstable),
+            reason=f"the unchanged command does not repeat itself in: {names}",
+        )
+    if exact:
+        return ProofResult(verdict="identical", compared=compared, reason=note)
+    return ProofResult(verdict="consistent", compared=compared, reason=note)
+
+
+def training_records(watched: Watched) -> tuple[WatchRecord, ...]:
+    """The records of processes that made steps or fetched batches; all of them when none did."""
+    busy = tuple(record for record in watched.records if record.steps or record.batches)
+    return busy or watched.records
+
+
+def _items(run: Run, *, exact: bool) -> dict[str, object]:
+    records = training_records(run.watched)
+    proofs = [record.proof for record in records]
+    items: dict[str, object] = {
+        "exit code": run.watched.exit_code,
+        "exception": tuple(record.exception for record in records),
+        "optimizer steps": tuple(record.optimizer_steps_all for record in records),
+        "batches counted": tuple(record.batches for record in records),
+        "rows": _gather(proof.rows if proof else () for proof in proofs),
+        "first epoch's order": _gather(proof.order[:1] if proof else () for proof in proofs),
+        "shuffle": tuple(proof.shuffled if proof else None for proof in proofs),
+        "repeated rows": tuple(proof.duplicates if proof else 0 for proof in proofs),
+    }
+    if exact:
+        items |= {
+            "batches": _gather(proof.batches if proof else () for proof in proofs),
+            "parameters": _gather((proof.parameters,) if proof and proof.parameters else () for proof in proofs),
+            "console output": run.output or None,
+        }
+    return items
+
+
+def _gather(parts: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...] | None:
+    gathered = tuple(parts)
+    return gathered if any(gathered) else None
+
+
+def _lines_agree(first: Sequence[str], second: Sequence[str], candidate: Sequence[str]) -> bool:
+    """Whether the candidate printed every line on which two baseline runs agree."""
+    if not len(first) == len(second) == len(candidate):
+        return False
+    return all(a == c for a, b, c in zip(first, second, candidate, strict=True) if a == b)
+
+
+def _describe(name: str, baseline: Watched, candidate: Watched) -> str:
+    first, second = training_records(baseline)[:1], training_records(candidate)[:1]
+    if name == "exit code":
+        error = next((record.exception for record in candidate.records if record.exception), None)
+        detail = error or (candidate.stderr_tail.strip().splitlines() or ["no message"])[-1]
+        return f"the changed command ended with exit code {candidate.exit_code}: {detail}"
+    if first and second and name in ("batches counted", "optimizer steps"):
+        attribute = "batches" if name == "batches counted" else "optimizer_steps_all"
+        return f"{name}: {getattr(first[0], attribute)} before, {getattr(second[0], attribute)} after"
+    return f"{name} differ between the unchanged and the changed command"

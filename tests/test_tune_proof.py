@@ -1,0 +1,109 @@
+"""The proof: wrong patches planted into a real script are caught, right ones pass, each run under observe."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudoctor import observe
+from gpudoctor.model import ChangeClass, PatchedSource, ProofPlan, ProofResult, WatchPlan
+from gpudoctor.tune.proof import Run, prove
+
+SCRIPT = Path(__file__).parent / "scripts" / "proof" / "train.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("proof")
+    (path / "train.py").write_text(SCRIPT.read_text())
+    return path
+
+
+def proof_run(folder: Path, text: str | None = None) -> Run:
+    script = folder / "train.py"
+    patched = ()
+    if text is not None:
+        old = script.read_text().splitlines()
+        new = text.splitlines()
+        changed = tuple(n for n, line in enumerate(new, start=1) if n > len(old) or line != old[n - 1])
+        patched = (PatchedSource(path=str(script), text=text, lines=changed),)
+    output = folder / "output"
+    plan = WatchPlan(record_dir="", patched=patched, watch_calls=False, proof=ProofPlan(seed=0))
+    watched = observe.watch([sys.executable, "train.py"], plan, cwd=folder, deadline_s=90, output=output)
+    return Run(watched=watched, output=tuple(output.read_text().splitlines()))
+
+
+@pytest.fixture(scope="module")
+def baseline(folder: Path) -> Run:
+    run = proof_run(folder)
+    assert run.watched.exit_code == 0
+    assert run.watched.records[0].proof is not None
+    assert run.watched.records[0].proof.parameters
+    return run
+
+
+def judge(folder: Path, baseline: Run, *edits: tuple[str, str], change_class: ChangeClass = "exact") -> ProofResult:
+    text = SCRIPT.read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    candidate = proof_run(folder, text)
+    return prove(baseline, candidate, lambda: proof_run(folder), change_class=change_class, epochs_crossed=True)
+
+
+LOOP = "for inputs, labels in loader:"
+PLANTED: dict[str, list[tuple[str, str]]] = {
+    "dropped last batch": [("shuffle=True)", "shuffle=True, drop_last=True)")],
+    "a batch used twice": [
+        (LOOP, "for inputs, labels in (b for n, b in enumerate(loader) for _ in range(1 + (n == 2))):")
+    ],
+    "read before the event": [("            copied.synchronize()\n", "")],
+    "lost shuffle": [("shuffle=True)", "shuffle=False)")],
+    "moved zero_grad": [
+        ("            optimizer.zero_grad()\n", ""),
+        ("            optimizer.step()\n", "            optimizer.zero_grad()\n            optimizer.step()\n"),
+    ],
+    "crash after the loop": [("{total / 14:.6f}", "{total.item() / 14:.6f}")],
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_wrong_patch_is_caught(name: str, folder: Path, baseline: Run) -> None:
+    result = judge(folder, baseline, *PLANTED[name])
+    assert result.verdict == "different", result
+    assert result.reason
+
+
+@pytest.mark.parametrize("name", ["dropped last batch", "lost shuffle", "crash after the loop"])
+def test_wrong_rows_are_caught_under_a_stochastic_change_too(name: str, folder: Path, baseline: Run) -> None:
+    assert judge(folder, baseline, *PLANTED[name], change_class="stochastic").verdict == "different"
+
+
+def test_right_changes_are_identical(folder: Path, baseline: Run) -> None:
+    edits = [
+        ("total = 0.0", "total = torch.zeros((), dtype=torch.float64)"),
+        ("total += loss.item()", "total += loss.detach().double()"),
+        ("shuffle=True)", "shuffle=True, num_workers=1)"),
+    ]
+    result = judge(folder, baseline, *edits)
+    assert result.verdict == "identical", result
+    assert {"parameters", "batches", "rows", "console output"} <= set(result.compared)
+
+
+def test_a_script_that_does_not_repeat_itself_is_consistent_at_best(folder: Path) -> None:
+    restless = SCRIPT.read_text().replace("lr=0.1, momentum", "lr=0.1 + time.time() % 1e-3, momentum")
+    first = proof_run(folder, restless)
+    second = proof_run(folder, restless.replace("total += loss.item()", "total += loss.detach()"))
+    result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)
+    assert result.verdict == "consistent", result
+    assert "parameters" in (result.reason or "")
+
+
+def test_a_restless_script_still_reveals_a_dropped_batch(folder: Path) -> None:
+    restless = SCRIPT.read_text().replace("lr=0.1, momentum", "lr=0.1 + time.time() % 1e-3, momentum")
+    first = proof_run(folder, restless)
+    second = proof_run(folder, restless.replace("shuffle=True)", "shuffle=True, drop_last=True)"))
+    result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)
+    assert result.verdict == "different", result

@@ -25,9 +25,7 @@ def command(json: options.Json = False) -> None:
     import sys
 
     style = output.style(sys.stdout)
-    rows = [(r.code, r.name, r.severity) for r in rules]
-    lines = style.table(rows)
-    wide = [f"{line}  {', '.join(r.needs)}" for line, r in zip(lines, rules, strict=True)]
-    if style.width is None or max(map(len, wide), default=0) <= style.width:
-        lines = wide
+    lines = style.table([(r.code, r.name, r.severity, ", ".join(r.needs)) for r in rules])
+    if style.width is not None and max(map(len, lines), default=0) > style.width:
+        lines = style.table([(r.code, r.name, r.severity) for r in rules])
     output.write("\n".join(lines) + "\n")

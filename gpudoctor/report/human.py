@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from gpudoctor.model import Case, Envelope, Finding, Gain, Gpu, Severity, severity_rank
 from gpudoctor.report import tables
-from gpudoctor.report.text import Style, columns, count, pad, size, trimmed
+from gpudoctor.report.text import Style, columns, count, pad, ranges, size, trimmed
 
 # Words carry the meaning; colour only repeats it.
 WORDS: dict[Severity, tuple[str, str]] = {
@@ -118,9 +119,8 @@ def _many(group: Sequence[Finding], style: Style) -> list[str]:
     return lines + _remedies(head, style) + (_gain(head.gain, style) if len(gains) == 1 else [])
 
 
-def _labelled(label: str, text: str, style: Style, *, fold: bool = True) -> list[str]:
-    first = f"      {label:<6} "
-    return style.fold(text, first=first) if fold else [first + text]
+def _labelled(label: str, text: str, style: Style) -> list[str]:
+    return style.fold(text, first=f"      {label:<6} ")
 
 
 def _evidence(group: Sequence[Finding], style: Style) -> list[str]:
@@ -150,8 +150,7 @@ def _remedies(finding: Finding, style: Style) -> list[str]:
     lines: list[str] = []
     for remedy in finding.remedies:
         label = "ask" if remedy.kind == "measure" else "fix"
-        # a command stays on one line, so that it can be copied
-        lines += _labelled(label, style.text(remedy.text), style, fold=remedy.kind not in ("command", "env"))
+        lines += _labelled(label, style.text(remedy.text), style)
         if remedy.risk:
             lines += _labelled("", f"risk: {style.text(remedy.risk)}", style)
         if remedy.undo:
@@ -214,7 +213,7 @@ def _checked(envelope: Envelope, style: Style) -> list[str]:
     if reasons:
         rules = len({item.rule for item in envelope.not_checked})
         parts = [
-            f"{style.text(reason)} ({' '.join(style.text(code) for code in codes)})"
+            f"{_shorter(style.text(reason))} ({' '.join(style.text(code) for code in codes)})"
             for reason, codes in reasons.items()
         ]
         if style.width is None or len(parts) == 1:
@@ -224,6 +223,15 @@ def _checked(envelope: Envelope, style: Style) -> list[str]:
             for part in parts:
                 lines += style.fold(part, first=" " * 6, rest=" " * 8)
     return lines
+
+
+def _shorter(reason: str) -> str:
+    """gpu:0, gpu:1, gpu:2 as gpu:0-2."""
+
+    def joined(found: re.Match[str]) -> str:
+        return "gpu:" + ranges([int(index) for index in re.findall(r"\d+", found.group())])
+
+    return re.sub(r"gpu:\d{1,4}(?:, gpu:\d{1,4})+", joined, reason)
 
 
 def _next(envelope: Envelope, style: Style) -> str:

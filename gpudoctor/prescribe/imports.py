@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpudoctor.prescribe.tree import LINE_LIMIT, CannotEditError, Tree, parse, used_names
+from gpudoctor.prescribe.tree import LINE_LIMIT, CannotEditError, Tree, parse
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -26,10 +26,12 @@ class Imports:
     ordinal: int
 
     @classmethod
-    def for_call(cls, tree: Tree, call: cst.Call, names: Sequence[str]) -> Imports:
-        """CannotEditError when no import of DataLoader is in sight of the call."""
+    def for_call(cls, tree: Tree, call: cst.Call, names: Sequence[str], taken: Collection[str]) -> Imports:
+        """How `names` of torch.utils.data are written at the call. `taken`: identifiers of the file as it was.
+
+        CannotEditError when no import of DataLoader is in sight of the call.
+        """
         statement = _import_in_sight(tree, call)
-        taken = used_names(tree)
         written, missing = {}, []
         star = _is_star(statement)
         present = _samplers_in_sight(tree, call)

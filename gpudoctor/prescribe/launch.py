@@ -6,6 +6,7 @@ Where it is not, nothing is bound: a wrong binding costs more than none.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
@@ -44,9 +45,9 @@ def launch_config(
     """How to start `command` on this machine; every line has its reason in `because`.
 
     nproc: ranks on this machine; None takes it from the command's own launcher, else from what was watched, else 1.
-    GpudoctorError when there is no command, it holds a NUL byte, or there are fewer GPUs than ranks.
+    GpudoctorError when there is no command that can be started, or there are fewer GPUs than `nproc`.
     """
-    if not command or any("\0" in part for part in command):
+    if not command or command[0].startswith("-") or any("\0" in part for part in command):
         raise GpudoctorError("no command to launch", "give it after --, such as: gpudoctor launch -- python train.py")
     usable = usable_gpus(case)
     if not usable:
@@ -97,9 +98,7 @@ def has_launcher(command: Sequence[str]) -> bool:
     name = PurePath(command[0]).name if command else ""
     if name in _LAUNCHERS:
         return True
-    return any(
-        first == "-m" and second in _LAUNCHER_MODULES for first, second in zip(command, command[1:], strict=False)
-    )
+    return any(first == "-m" and second in _LAUNCHER_MODULES for first, second in itertools.pairwise(command))
 
 
 def _own_ranks(command: Sequence[str]) -> int | None:
@@ -217,11 +216,11 @@ def _torchrun(config: LaunchConfig) -> list[str]:
             '  echo "launch: numactl is not installed, so the ranks are not bound" >&2',
             "  bind=()",
             "fi",
-            f'exec -- {start} ${{bind[@]+"${{bind[@]}}"}} --no-python -- {command} "$@"',
+            f'exec -- {start} ${{bind[@]+"${{bind[@]}}"}} --no-python {command} "$@"',
         ]
     bound = [rank for rank in config.ranks if rank.cpus and rank.numa_node is not None]
     if not bound:
-        return [*notes, f'exec -- {start} --no-python -- {command} "$@"']
+        return [*notes, f'exec -- {start} --no-python {command} "$@"']
     cases = [f'  {rank.rank}) set -- {_numactl(rank)} -- "$@" ;;' for rank in bound]
     return [
         *notes,
@@ -234,7 +233,7 @@ def _torchrun(config: LaunchConfig) -> list[str]:
         '  n=$(( $# - ${#command[@]} )); "${@:1:n}" true 2>/dev/null || set -- "${command[@]}"',
         "fi",
         'exec "$@"\'',
-        f'exec -- {start} --no-python -- bash -c "$per_rank" rank {command} "$@"',
+        f'exec -- {start} --no-python bash -c "$per_rank" rank {command} "$@"',
     ]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
@@ -15,7 +15,7 @@ from gpudoctor.prescribe.disk import apply_to_disk, encoding_of, revert, unified
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
 from gpudoctor.prescribe.sync_edit import drop_call, non_blocking
-from gpudoctor.prescribe.tree import CannotEditError, parse
+from gpudoctor.prescribe.tree import CannotEditError, parse, used_names
 from gpudoctor.prescribe.whole_batch import whole_batch
 
 __all__ = ["Patched", "apply_edits", "apply_to_disk", "encoding_of", "revert", "unified_diff"]
@@ -46,6 +46,7 @@ def apply_edits(text: str, edits: Sequence[Edit], *, file: str) -> Patched:
     refused: list[tuple[Edit, str]] = []
     imports: list[Imports] = []
     moved: dict[int, int] = {}  # lines that an edit put above its own line
+    taken = _identifiers(current) if any(edit.kind == "whole-batch" for edit in edits) else set()
     # From the bottom up, so that the lines of the sites above stay right.
     ordered = sorted(edits, key=lambda edit: (-(_line(edit.site, file) or 0), _ORDER.index(edit.kind)))
     for edit in ordered:
@@ -54,8 +55,8 @@ def apply_edits(text: str, edits: Sequence[Edit], *, file: str) -> Patched:
             refused.append((edit, f"{edit.site!r} is not a line of {file!r}"))
             continue
         try:
-            changed, needed, above = _one(current, edit, line + moved.get(line, 0))
-            ast.parse(changed)
+            changed, needed, above = _one(current, edit, line + moved.get(line, 0), taken)
+            _compiled(changed)
         except CannotEditError as error:
             refused.append((edit, str(error)))
         except (SyntaxError, ValueError, RecursionError):
@@ -82,19 +83,26 @@ def _line(site: str, file: str) -> int | None:
     return int(tail) if head == file and re.fullmatch(r"[0-9]{1,9}", tail) and int(tail) > 0 else None
 
 
-def _one(text: str, edit: Edit, line: int) -> tuple[str, Imports | None, int]:
+def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str, Imports | None, int]:
     tree = parse(text)
     match edit.kind:
         case "loader-arguments":
             return set_arguments(tree, line, edit.arguments), None, 0
         case "whole-batch":
-            return whole_batch(tree, line)
+            return whole_batch(tree, line, taken)
         case "non-blocking":
             return non_blocking(tree, line), None, 0
         case "device-accumulator":
             return device_accumulator(tree, line, edit.name), None, 0
         case "drop-call":
             return drop_call(tree, line, edit.name), None, 0
+
+
+def _identifiers(text: str) -> set[str]:
+    try:
+        return used_names(parse(text))
+    except CannotEditError:
+        return set()  # every edit will be refused with the reason
 
 
 def _changed_lines(old: str, new: str) -> tuple[int, ...]:
@@ -112,10 +120,16 @@ def _changed_lines(old: str, new: str) -> tuple[int, ...]:
     return tuple(sorted(changed))
 
 
+def _compiled(text: str) -> CodeType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the user's own, such as invalid escapes
+        return compile(text.removeprefix("\ufeff"), "<patched>", "exec", dont_inherit=True)
+
+
 def _code_lines(text: str) -> set[int]:
     """Lines that have bytecode, so that running them can be observed."""
     lines: set[int] = set()
-    pending: list[CodeType] = [compile(text.removeprefix("\ufeff"), "<patched>", "exec", dont_inherit=True)]
+    pending = [_compiled(text)]
     while pending:
         code = pending.pop()
         lines.update(number for _, _, number in code.co_lines() if number is not None)

@@ -33,7 +33,7 @@ class Tree:
     starts: tuple[int, ...]  # offset of the first character of every line
     ranges: Mapping[cst.CSTNode, tuple[tuple[int, int], tuple[int, int]]]  # (line, column) of start and end
     parents: Mapping[cst.CSTNode, cst.CSTNode]
-    names: Mapping[cst.CSTNode, frozenset[str]]  # what a name or attribute refers to: torch.utils.data.DataLoader
+    names: Mapping[cst.CSTNode, Any]  # libcst's qualified names, resolved when asked for
 
     def walk(self, root: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
         pending = [root or self.module]
@@ -84,7 +84,9 @@ class Tree:
             parent = self.parents.get(parent)
 
     def refers_to(self, node: cst.CSTNode) -> frozenset[str]:
-        return self.names.get(node, frozenset())
+        """What a name or attribute may refer to, such as torch.utils.data.DataLoader; empty when unknown."""
+        found = self.names.get(node)
+        return frozenset(name.name for name in (found() if callable(found) else found) or ())
 
     def code(self, node: cst.CSTNode) -> str:
         return self.module.code_for_node(node).strip()
@@ -131,10 +133,6 @@ def parse(text: str) -> Tree:
         raise CannotEditError(f"line {error.raw_line} does not parse") from None
     except (RecursionError, ValueError, UnicodeError) as error:
         raise CannotEditError(f"the file does not parse ({type(error).__name__})") from None
-    names: dict[cst.CSTNode, frozenset[str]] = {}
-    for node, value in found[QualifiedNameProvider].items():
-        resolved = value() if callable(value) else value  # libcst resolves names lazily
-        names[node] = frozenset(name.name for name in resolved or ())
     return Tree(
         text=text,
         module=wrapper.module,
@@ -144,7 +142,7 @@ def parse(text: str) -> Tree:
             for node, place in found[PositionProvider].items()
         },
         parents=found[ParentNodeProvider],
-        names=names,
+        names=found[QualifiedNameProvider],
     )
 
 
@@ -158,10 +156,17 @@ def name_or_attribute(node: cst.CSTNode) -> bool:
 
 
 def used_names(tree: Tree) -> set[str]:
-    """Every identifier of the file, so that a new name can be chosen beside them."""
+    """Every identifier of the file but attributes and keywords, so that a new name can be chosen beside them."""
     import libcst as cst
 
-    return {node.value for node in tree.walk() if isinstance(node, cst.Name)}
+    names = set()
+    for node in tree.walk():
+        if isinstance(node, cst.Name):
+            parent = tree.parents[node]
+            attribute = isinstance(parent, cst.Attribute) and parent.attr is node
+            if not attribute and not (isinstance(parent, cst.Arg) and parent.keyword is node):
+                names.add(node.value)
+    return names
 
 
 def last_name(node: cst.CSTNode) -> str:

@@ -9,7 +9,7 @@ list there too, as it does from the default collation of single rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from gpudoctor.prescribe.imports import Imports
@@ -25,9 +25,9 @@ _LOST_ATTRIBUTES = {"batch_size", "sampler", "batch_sampler", "drop_last", "coll
 _FRESH_NAMES = ("dataset", "loader_dataset", "whole_dataset")
 
 
-def whole_batch(tree: Tree, line: int) -> tuple[str, Imports | None, int]:
+def whole_batch(tree: Tree, line: int, taken: Collection[str]) -> tuple[str, Imports | None, int]:
     """The text with the loader at `line` fetching whole batches, the names that still have to be imported, and the
-    number of lines that were put above the call."""
+    number of lines that were put above the call. `taken`: identifiers of the file before any edit."""
     call = find_loader(tree, line)
     bound = bound_arguments(call)
     _refuse(tree, call, bound)
@@ -35,7 +35,7 @@ def whole_batch(tree: Tree, line: int) -> tuple[str, Imports | None, int]:
     if shuffle not in {"True", "False", "None"}:
         raise CannotEditError(f"shuffle={shuffle} is not known before the run")
     order = "RandomSampler" if shuffle == "True" else "SequentialSampler"
-    batch, (sampler,), imports = _callables(tree, call, order)
+    batch, (sampler,), imports = _callables(tree, call, order, taken)
     before, dataset = _dataset(tree, call, bound["dataset"])
     generator = ""
     if order == "RandomSampler" and "generator" in bound:
@@ -46,7 +46,7 @@ def whole_batch(tree: Tree, line: int) -> tuple[str, Imports | None, int]:
     drop_last = tree.code(bound["drop_last"].value) if "drop_last" in bound else "False"
     new = f"sampler={batch}({sampler}({dataset}{generator}), {size}, drop_last={drop_last})"
     splices = list(before)
-    gone = [bound[name] for name in ("shuffle", "drop_last") if name in bound]
+    gone = [bound[name] for name in ("shuffle", "drop_last", "sampler", "batch_sampler") if name in bound]
     splices += removals(tree, call, gone)
     gone_ids = {id(argument) for argument in gone}
     for position, argument in enumerate(call.args):  # what follows the dataset by position gets its name
@@ -104,7 +104,9 @@ def _names_of(tree: Tree, call: cst.Call) -> set[str]:
     return {name for target in targets for node in tree.walk(target) if (name := last_name(node))}
 
 
-def _callables(tree: Tree, call: cst.Call, order: str) -> tuple[str, tuple[str], Imports | None]:
+def _callables(
+    tree: Tree, call: cst.Call, order: str, taken: Collection[str]
+) -> tuple[str, tuple[str], Imports | None]:
     """How BatchSampler and the order's sampler are written here, and what has to be imported for it."""
     import libcst as cst
 
@@ -113,7 +115,7 @@ def _callables(tree: Tree, call: cst.Call, order: str) -> tuple[str, tuple[str],
         if origin == {"torch.utils.data"}:
             prefix = tree.code(call.func.value)
             return f"{prefix}.BatchSampler", (f"{prefix}.{order}",), None
-    imports = Imports.for_call(tree, call, ("BatchSampler", order))
+    imports = Imports.for_call(tree, call, ("BatchSampler", order), taken)
     return imports.written["BatchSampler"], (imports.written[order],), imports if imports.missing else None
 
 
@@ -123,9 +125,9 @@ def _dataset(tree: Tree, call: cst.Call, argument: cst.Arg) -> tuple[list[Splice
     if name_or_attribute(argument.value):
         return [], text
     statement = _movable(tree, call)
-    taken = used_names(tree)
-    fresh = next((name for name in _FRESH_NAMES if name not in taken), None)
-    fresh = fresh or next(f"dataset_{number}" for number in range(2, 1000) if f"dataset_{number}" not in taken)
+    used = used_names(tree)
+    fresh = next((name for name in _FRESH_NAMES if name not in used), None)
+    fresh = fresh or next(f"dataset_{number}" for number in range(2, 1000) if f"dataset_{number}" not in used)
     start = tree.line_start(tree.span(statement)[0])
     source = tree.text[slice(*tree.span(argument.value))]
     span = tree.span(argument)

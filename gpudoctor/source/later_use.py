@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,7 +45,9 @@ def later_uses(text: str, name: str, line: int) -> LaterUse:
     Never raises: a file that does not parse, or a statement that is not there, is unsafe with the reason.
     """
     try:
-        tree = ast.parse(text.removeprefix("\ufeff"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user's own, such as invalid escapes
+            tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return LaterUse(safe=False, reason=f"the file does not parse: {' '.join(str(error).split())}")
     try:

@@ -83,7 +83,7 @@ def test_human_text_has_all_that_counts() -> None:
         " ASK  PCI003  link-speed-unknown-at-idle  2 times",
         "      ask    gpudoctor bench-pcie",
         "kept     LDR001 train.py:45  num_workers=4, pin_memory=True  1.7\u20131.9x",
-        "dropped  SYN001 train.py:88  sum the loss on the device: adds 0.3 %, less than the noise",
+        "not kept SYN001 train.py:88  sum the loss on the device: adds 0.3 %, less than the noise",
         "advice   CPY001 train.py:71  non_blocking=True: the source is not pinned",
         "tune.speedup 2.92x, interval 2.85\u20132.99x",
         "steps/s                   5.02   14.6",

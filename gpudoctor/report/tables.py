@@ -308,7 +308,7 @@ def _changes(item: Prescription, style: Style) -> list[str]:
     lines: list[str] = []
     groups: tuple[tuple[str, list[Change]], ...] = (
         ("kept", [change for change in item.changes if change.kept]),
-        ("dropped", [change for change in item.changes if not change.kept and change.edits]),
+        ("not kept", [change for change in item.changes if not change.kept and change.edits]),
         ("advice", [change for change in item.changes if not change.kept and not change.edits]),
     )
     for label, changes in groups:

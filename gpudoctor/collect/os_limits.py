@@ -98,6 +98,17 @@ def _virtualization(files: Files, cpuinfo: str) -> str | None:
     return None if not told.strip() else "none"
 
 
+_CONTAINER_WORDS = (
+    ("docker", "docker"),
+    ("libpod", "podman"),
+    ("containers/storage", "podman"),
+    ("containerd", "containerd"),
+    ("lxc", "lxc"),
+    ("apptainer", "apptainer"),
+    ("singularity", "singularity"),
+)
+
+
 def _has_virtio(files: Files) -> bool:
     """Virtio devices (PCI vendor 1af4): QEMU and the small monitors on KVM have them, the other makers do not."""
     bus = "sys/bus/pci/devices"
@@ -121,9 +132,11 @@ def _container(files: Files) -> str | None:
     match = re.search(r"(?:^|\0)container=([a-z0-9-]+)", environment)
     if told or match:
         return told or (match[1] if match else None)
-    for word in ("lxc", "containerd", "libpod", "apptainer", "singularity"):
-        if word in groups or f"/{word}" in mounts:
-            return "podman" if word == "libpod" else word
+    # The mounts of a host name its containers' file systems too; only what lies at "/" is this process's own.
+    top = re.search(r"^\S+ \S+ \S+ \S+ / .* - overlay \S+ (.*)$", mounts, re.MULTILINE)
+    for word, name in _CONTAINER_WORDS:
+        if word in groups or (top and word in top[1]):
+            return name
     return None if own is None else "none"
 
 

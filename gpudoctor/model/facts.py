@@ -88,7 +88,7 @@ class PcieHop:
     kind: Literal["endpoint", "switch-down", "switch-up", "root-port", "bridge"]
     vendor_id: int | None = None
     device_id: int | None = None
-    link: PcieLink | None = None  # the link between this device and the one above it (for a root port: below it)
+    link: PcieLink | None = None  # the link to the device above; of a root port or switch-down: to the one below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

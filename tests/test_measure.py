@@ -213,10 +213,11 @@ def test_percentile_and_outliers() -> None:
 
 
 def test_plan_fits_slow_links_into_the_time() -> None:
-    assert plan(256 * MIB / 55e9, 256 * MIB, 0.11, pinned=True) == (16, 256 * MIB)
-    count, size = plan(256 * MIB / 0.2e9, 256 * MIB, 0.11, pinned=True)  # Gen1 x1
+    assert plan(256 * MIB / 26e9, 256 * MIB, 0.22, pinned=True) == (16, 256 * MIB)  # Gen4 x16
+    assert plan(256 * MIB / 55e9, 256 * MIB, 0.22, pinned=True) == (16, 256 * MIB)
+    count, size = plan(256 * MIB / 0.2e9, 256 * MIB, 0.22, pinned=True)  # Gen1 x1
     assert (count, size) == (4, 16 * MIB)
-    count, size = plan(256 * MIB / 10e9, 256 * MIB, 0.075, pinned=False)
+    count, size = plan(256 * MIB / 10e9, 256 * MIB, 0.1, pinned=False)
     assert (count, size) == (4, 256 * MIB)  # pageable blocks stay larger than the caches
 
 

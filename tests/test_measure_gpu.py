@@ -54,5 +54,5 @@ def test_reference_figures_of_one_h200(result: BenchResult) -> None:
     if result.case.gpus[0].name != "NVIDIA H200" or result.measurements[0].settings["link"] != "Gen5 x16":
         pytest.skip("needs an H200 at Gen5 x16")
     rate = {one.metric: one.value for one in result.measurements}
-    assert rate["h2d"] == pytest.approx(55.4, rel=0.02)
-    assert rate["d2h"] == pytest.approx(55.3, rel=0.02)
+    assert rate["h2d"] == pytest.approx(55.4, rel=0.02), result.measurements[0]
+    assert rate["d2h"] == pytest.approx(55.3, rel=0.02), result.measurements[1]

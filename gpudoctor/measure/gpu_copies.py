@@ -25,7 +25,7 @@ SMALLEST_BYTES = 16 * MIB  # a smaller block measures launches and caches
 COPIES = 16
 FEWEST_COPIES = 4
 _MEMORY_SHARE = 8  # a block takes at most this part of the free memory, of the host and of the GPU
-_SAMPLES_WANTED = 8
+_SAMPLES_WANTED = 4  # at least, in the time of one kind of copy
 
 Copy = Callable[[], None]
 Timer = Callable[[int], float]  # seconds that this many copies take
@@ -60,11 +60,10 @@ def _copies(payload: dict[str, Any]) -> dict[str, Any]:
     timer(1)  # touches pages and sets up the copy paths of the context
     one = timer(1)
     while time.monotonic() < warm_end:
-        one = timer(1)
+        one = min(one, timer(1))  # one disturbed copy must not shrink the blocks
     sample_s = payload["seconds"] / _SAMPLES_WANTED
     count, wanted = plan(one, size, sample_s, pinned=payload["pinned"])
     if wanted != size:
-        notes.append(f"the copies are slow: blocks of {wanted // MIB} MiB instead of {size // MIB}")
         del timer
         timer, size = _make(torch, index, payload | {"block_bytes": wanted}, notes)
         timer(1)
@@ -135,7 +134,7 @@ def _cuda_index(torch: Any, bdf: str) -> int:
     except OSError:
         raise UnusableError(f"the CUDA driver library {name} is not installed") from None
     if code := cuda.cuInit(0):
-        raise UnusableError(f"CUDA does not start: cuInit gives error {code}")
+        raise UnusableError(f"CUDA does not start: cuInit gives error {code}{_visible()}")
     count = ctypes.c_int()
     cuda.cuDeviceGetCount(ctypes.byref(count))
     for index in range(count.value):
@@ -144,9 +143,12 @@ def _cuda_index(torch: Any, bdf: str) -> int:
             if not torch.cuda.is_available():
                 raise UnusableError("torch finds no usable CUDA device although the driver shows one")
             return index
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    detail = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-    raise GpudoctorError(f"CUDA does not show the GPU at {bdf}{detail}")
+    raise GpudoctorError(f"CUDA does not show the GPU at {bdf}{_visible()}")
+
+
+def _visible() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
 
 
 def normal_bdf(text: str) -> str:

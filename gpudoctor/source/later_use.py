@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+import string
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -254,7 +255,7 @@ class _Scope:
             self._reads(use)
             return
         if isinstance(func, ast.Attribute) and func.attr == "format" and (form := _text(func.value)) is not None:
-            if re.search(r"![rsa]|\{[^{}]*[.\[][^{}:]*[}:]", form):
+            if not _plain_fields(form):
                 raise _UnsafeUseError(use.lineno, f"{name} is shown by its repr, or taken apart, in a format string")
             self._reads(use)
             return
@@ -285,6 +286,15 @@ def _skipped(before: list[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Continue) for statement in before for node in ast.walk(statement))
 
 
+def _plain_fields(form: str) -> bool:
+    """Whether a format string only formats its values: no ``!r``, no ``{0.real}``, no ``{0[1]}``."""
+    try:
+        fields = [(field or "", conversion) for _, field, _, conversion in string.Formatter().parse(form)]
+    except ValueError:
+        return False
+    return all(conversion is None and not re.search(r"[.\[]", field) for field, conversion in fields)
+
+
 def _all_arguments(arguments: ast.arguments) -> list[ast.arg]:
     extra = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
     return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra]
@@ -294,7 +304,7 @@ def _why(parent: ast.AST | None, name: str) -> str:
     """The reason for the commonest places that need a Python number."""
     reasons: list[tuple[type[ast.AST] | tuple[type[ast.AST], ...], str]] = [
         (
-            (ast.If, ast.IfExp, ast.While, ast.Assert, ast.BoolOp, ast.Not),
+            (ast.If, ast.IfExp, ast.While, ast.Assert, ast.BoolOp, ast.UnaryOp),
             "decides a branch, which waits for the device",
         ),
         (ast.Return, "is returned from inside the loop"),

@@ -33,6 +33,6 @@ removed = DataLoader(
     batch_size=4,
 )
 if True: guarded = data.DataLoader(table, sampler=data.BatchSampler(data.SequentialSampler(table), 8, drop_last=False),
-                                    batch_size=None)
+                                   batch_size=None)
 long = DataLoader(table, batch_size=8, shuffle=False, drop_last=False, timeout=0, worker_init_fn=None, collate_fn=None,
                   num_workers=2)

@@ -12,13 +12,13 @@ from typing import Any
 
 from gpudoctor import child
 from gpudoctor.errors import GpudoctorError
+from gpudoctor.measure.gpu_copies import BLOCK_BYTES
 from gpudoctor.measure.judge import measurement
 from gpudoctor.measure.lock import exclusive
 from gpudoctor.measure.nvml_watch import reason_names
 from gpudoctor.model import Case, Gpu, Measurement, PcieLink, Setting, Source, gpu_path
 
 TARGET = "gpudoctor.measure.gpu_copies:copies"
-BLOCK_BYTES = 256 * 1024 * 1024
 WARM_UP_S = 0.3  # the first copies wake the link and the clocks
 BUSY_PCT = 10  # utilisation that idle GPUs do not show
 LOAD_ORIGIN = "nvml during a copy"

@@ -29,7 +29,7 @@ def proof_run(folder: Path, text: str | None = None) -> Run:
         new = text.splitlines()
         changed = tuple(n for n, line in enumerate(new, start=1) if n > len(old) or line != old[n - 1])
         patched = (PatchedSource(path=str(script), text=text, lines=changed),)
-    output = folder / "output"
+    output = folder / f"output-{len(list(folder.iterdir()))}"
     plan = WatchPlan(record_dir="", patched=patched, watch_calls=False, proof=ProofPlan(seed=0))
     watched = observe.watch([sys.executable, "train.py"], plan, cwd=folder, deadline_s=90, output=output)
     return Run(watched=watched, output=tuple(output.read_text().splitlines()))
@@ -93,7 +93,7 @@ def test_right_changes_are_identical(folder: Path, baseline: Run) -> None:
 
 
 def test_a_script_that_does_not_repeat_itself_is_consistent_at_best(folder: Path) -> None:
-    restless = SCRIPT.read_text().replace("lr=0.1, momentum", "lr=0.1 + time.time() % 1e-3, momentum")
+    restless = SCRIPT.read_text().replace("= 0.1 / (1.0", "= 0.1 / (1.0 + time.time() % 1e-3")
     first = proof_run(folder, restless)
     second = proof_run(folder, restless.replace("total += loss.item()", "total += loss.detach()"))
     result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)
@@ -102,7 +102,7 @@ def test_a_script_that_does_not_repeat_itself_is_consistent_at_best(folder: Path
 
 
 def test_a_restless_script_still_reveals_a_dropped_batch(folder: Path) -> None:
-    restless = SCRIPT.read_text().replace("lr=0.1, momentum", "lr=0.1 + time.time() % 1e-3, momentum")
+    restless = SCRIPT.read_text().replace("= 0.1 / (1.0", "= 0.1 / (1.0 + time.time() % 1e-3")
     first = proof_run(folder, restless)
     second = proof_run(folder, restless.replace("shuffle=True)", "shuffle=True, drop_last=True)"))
     result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)

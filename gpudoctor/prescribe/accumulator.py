@@ -31,7 +31,7 @@ class Accumulation:
     the tensor that it reads."""
 
     name: str
-    statement: cst.SimpleStatementLine
+    statement: cst.BaseSmallStatement
     read: cst.BaseExpression
     value: cst.BaseExpression
 
@@ -40,8 +40,11 @@ def find_accumulation(tree: Tree, line: int) -> Accumulation:
     """The sum at `line`; CannotEditError when the statement has another form."""
     import libcst as cst
 
-    for statement in tree.at(cst.SimpleStatementLine, line):
-        for small in statement.body:
+    for statement in tree.walk():
+        if not isinstance(statement, (cst.SimpleStatementLine, cst.SimpleStatementSuite)):
+            continue
+        first, last = tree.lines(statement)
+        for small in statement.body if first <= line <= last else ():
             parts = _sum_parts(tree, small)
             if parts is None:
                 continue
@@ -55,7 +58,7 @@ def find_accumulation(tree: Tree, line: int) -> Accumulation:
             value = _value_read(tree, read)
             assert isinstance(read, cst.BaseExpression)
             assert value is not None
-            return Accumulation(name=name, statement=statement, read=read, value=value)
+            return Accumulation(name=name, statement=small, read=read, value=value)
     raise CannotEditError("no sum of the form name += value.item() at this line")
 
 

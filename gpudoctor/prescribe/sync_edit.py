@@ -94,7 +94,10 @@ def _refuse_changed_source(tree: Tree, call: cst.Call) -> None:
     source = call.func.value
     if not isinstance(source, cst.Name):
         return
-    statement = tree.statement(call)
+    statement = next(
+        (parent for parent in tree.up(call) if isinstance(parent, (cst.BaseSmallStatement, cst.BaseCompoundStatement))),
+        call,
+    )
     targets = {tree.code(node.target) for node in tree.walk(statement) if isinstance(node, cst.AssignTarget)}
     if any(source.value in re.findall(r"\w+", target) for target in targets):
         return  # the name is the copy from here on

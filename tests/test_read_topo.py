@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpudoctor.model import Case
@@ -248,6 +248,7 @@ def test_damaged_text_gives_no_wrong_fact(name: str, how: str, seed: int) -> Non
 
 
 @settings(deadline=None, max_examples=200)
+@example(name="h100-4gpu-cpuset-excludes-node1.txt", place=0.0078125, garbage="G")  # GPU0G is neither GPU nor NIC
 @given(
     name=st.sampled_from(sorted(TEXTS)),
     place=st.floats(0, 1),

@@ -23,10 +23,10 @@ _ONE_CLASS = re.compile(_CLASS)
 _WITH_TAIL = re.compile(rf"({_CLASS}*?)(PIX|PXB|PHB|NODE|SYS|SOC|X|PI|PX|PH|NO|NOD|SY|SO)(\d[\d,-]*)")
 _OVERPRINTED = {"PI": "PIX", "PX": "PXB", "PH": "PHB", "NO": "NODE", "NOD": "NODE", "SY": "SYS", "SO": "SYS"}
 _P2P = re.compile(r"(?:OK|CNS|GNS|TNS|NS|DR|U)")
-_LABEL = r"(?:GPU\d{1,3}|NIC\d{1,3}|mlx\d_bond_\d{1,3}|mlx\d_\d{1,3})"
+_LABEL = r"(?:GPU(?:0|[1-9]\d{0,2})|NIC\d{1,3}|mlx\d_bond_\d{1,3}|mlx\d_\d{1,3})"
 _LABELS = re.compile(rf"{_LABEL}+")
 _ONE_LABEL = re.compile(_LABEL)
-_OTHER_NIC = re.compile(r"(?=[A-Za-z_.-]*\d)[A-Za-z][\w.-]{1,31}")  # rocep4s0f0, bnxt_re0, hfi1_0
+_OTHER_NIC = re.compile(r"(?!GPU|NIC)(?=[A-Za-z_.-]*\d)[A-Za-z][\w.-]{1,31}")  # rocep4s0f0, bnxt_re0, hfi1_0
 _COLUMNS = re.compile(r"(CPU\s*Affinity)|(NUMA\s*Affinity|NUMA(?!\s*(?:ID|Affinity)))|(GPU\s*NUMA\s*ID)", re.IGNORECASE)
 _COLUMN_NAMES: tuple[Column, ...] = ("cpu", "numa", "gpu_numa")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.?|\[(?:\d{1,2}(?:;\d{1,2})*)?m")
@@ -123,10 +123,10 @@ def _clean(line: str) -> str:
 def _stops(lines: Sequence[str], unended: int | None) -> frozenset[int]:
     """Numbers of the lines that may stop inside a word: cut at the edge of a screen, or by the end of the text.
 
-    Legend lines all have different lengths; several of one length that nothing exceeds were cut there.
+    A legend line and rows of one length that nothing exceeds were cut there.
     """
     edge = max(map(len, lines), default=0)
-    cut = sum(1 for line in lines if len(line) == edge and _LEGEND.match(line)) > 1
+    cut = any(len(line) == edge and _LEGEND.match(line) for line in lines)
     return frozenset(number for number, line in enumerate(lines) if number == unended or (cut and len(line) == edge))
 
 
@@ -234,39 +234,45 @@ def _row(matrix: Matrix, label: str, rest: str, *, cut: bool, offset: int) -> Ro
 def _device_cells(parts: Sequence[str], count: int, *, placed: bool) -> tuple[list[str | None], list[str]]:
     """The first `count` cells (None where unknown, also where the row stops early), and what is left for the tail."""
     cells: list[str | None] = []
-    broken = False
+    sure: int | None = None  # cells before the first gap: behind it they may have moved
+    left: list[str] = []
     for position, part in enumerate(parts):
-        if len(cells) == count or broken:
-            return _padded(cells, count), list(parts[position:]) if not broken else []
+        if len(cells) >= count:
+            left = list(parts[position:])
+            break
         words = part.split()
-        if not words:
-            cells.append(None)
-            continue
-        for place, word in enumerate(words):
-            if len(cells) == count:
-                return cells, [" ".join(words[place:]), *parts[position + 1 :]]
-            if _CLASSES.fullmatch(word):
-                cells += [_canonical(one) for one in _ONE_CLASS.findall(word)]
-            elif (jammed := _WITH_TAIL.fullmatch(word)) is not None:
-                # The last class and the CPU list were printed into one cell; only at the end of the row is that sure.
-                end = _OVERPRINTED.get(jammed[2], jammed[2])
-                cells += [_canonical(one) for one in [*_ONE_CLASS.findall(jammed[1]), end]]
-                if len(cells) == count:
-                    return cells, [" ".join([jammed[3], *words[place + 1 :]]), *parts[position + 1 :]]
-                broken = True
-                break
-            elif placed and len(words) == 1 and not re.match(r"\d", word) and len(parts) >= count:
-                cells.append(None)  # damaged, but in a cell of its own
-            else:
-                broken = True
-                break
-        if len(cells) > count:
-            return [None] * count, []
-    return _padded(cells, count), []
+        read, rest = _classes(words)
+        cells += read
+        if rest is not None and len(cells) == count:
+            left = [rest, *parts[position + 1 :]]
+            break
+        if rest is not None and (read or not placed or len(words) > 1 or rest[0].isdigit()):
+            break  # from here on nothing has a place
+        if not read:
+            sure = len(cells) if sure is None else sure
+            cells.append(None)  # empty or damaged, but in a place of its own
+    if len(cells) > count or _classes(" ".join(left).split())[0]:
+        return [None] * count, []  # more cells than the header has columns: no place is sure
+    if sure is not None and len(cells) < count:
+        return cells[:sure] + [None] * (count - sure), []
+    return cells + [None] * (count - len(cells)), left
 
 
-def _padded(cells: list[str | None], count: int) -> list[str | None]:
-    return cells + [None] * (count - len(cells))
+def _classes(words: Sequence[str]) -> tuple[list[str | None], str | None]:
+    """The classes that `words` begin with, jammed and overprinted ones too, and the words left, None when none are."""
+    cells: list[str | None] = []
+    for place, word in enumerate(words):
+        rest = " ".join(words[place:])
+        if _CLASSES.fullmatch(word):
+            cells += [_canonical(one) for one in _ONE_CLASS.findall(word)]
+        elif (jammed := _WITH_TAIL.fullmatch(word)) is not None:
+            # The last class and the CPU list were printed into one cell.
+            end = _OVERPRINTED.get(jammed[2], jammed[2])
+            cells += [_canonical(one) for one in [*_ONE_CLASS.findall(jammed[1]), end]]
+            return cells, rest[len(word) - len(jammed[3]) :]
+        else:
+            return cells, rest
+    return cells, None
 
 
 def _canonical(word: str) -> str | None:

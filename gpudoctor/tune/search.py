@@ -23,7 +23,8 @@ Purpose = Literal["baseline", "search", "leave-one-out", "confirm", "proof"]
 CLEAR_RATIO = 1.5
 SEARCH_REPEATS = 3
 CONFIRM_PAIRS = 6
-CONFIRM_FIRST_LOOK = 2
+CONFIRM_FIRST_LOOK = 2  # what a tight budget must hold
+CONFIRM_ENOUGH = 3  # a clear gain is not measured any further; two pairs alone give a very wide interval
 
 
 class Runner(Protocol):
@@ -197,7 +198,7 @@ class Search:
             if len(baseline) >= CONFIRM_FIRST_LOOK:
                 comparison = stats.compare(baseline, candidate, tests=looks)
                 decision = stats.decide(comparison)
-                if decision == "better" or (decision == "not better" and len(baseline) > CONFIRM_FIRST_LOOK):
+                if decision != "undecided" and len(baseline) >= CONFIRM_ENOUGH:
                     break
         assert comparison is not None  # the first look is always reached or the outcome was rejected
         self.outcome.comparison = comparison

@@ -383,7 +383,7 @@ def _speedup(session: Session, runner: CommandRunner) -> tuple[Measurement, ...]
             value=round(comparison.ratio, 4),
             unit="x",
             spread=(round(comparison.low, 4), round(comparison.high, 4)),
-            samples=len(confirm),
+            samples=comparison.baseline_runs,
             settings={
                 "steps": runner.steps,
                 "baseline_runs": comparison.baseline_runs,

@@ -49,6 +49,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=128)
     args = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is small: more threads would only wait for each other
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = DataLoader(AugmentedImages(args.rows), batch_size=args.batch_size, shuffle=True)
     model = nn.Sequential(

@@ -73,6 +73,7 @@ class Method:
 
 class Copy(Method):
     __slots__ = ()
+    __doc__ = Method.__dict__["__doc__"]
 
     def __call__(self, tensor, /, *args, **kwargs):
         if local.call or not W.active:
@@ -94,6 +95,7 @@ class Copy(Method):
 
 class Sync(Method):
     __slots__ = ()
+    __doc__ = Method.__dict__["__doc__"]
 
     def __call__(self, tensor, /, *args, **kwargs):
         if local.call or not W.active:

@@ -18,7 +18,6 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
     ("open", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.symlink", "sqlite3.connect")
 )
-_TARGETS = {"os.rename": 2, "os.link": 2, "os.symlink": 2}
 
 
 def install(plan):
@@ -40,29 +39,33 @@ def _audit(event, args):
         elif not (isinstance(flags, int) and flags & _WRITING):
             return
         written(path)
+    elif event == "os.rename":
+        written(args[0], args[1])
+    elif event in ("os.link", "os.symlink"):
+        written(args[1])  # what a link points to is not written
     else:
-        for path in args[: _TARGETS.get(event, 1)]:
-            if event == "os.symlink" and path is args[0]:
-                continue  # what a link points to is not written
-            written(path)
+        written(args[0])
 
 
-def written(path):
-    """Notes `path` when it is the user's; PermissionError when writes are refused."""
+def written(*paths):
+    """Notes those of the paths that are the user's; PermissionError when writes are refused."""
     global _busy
     _busy = True
+    found = None
     try:
-        found = _users(path)
-        if found is None:
-            return
-        if found not in W.writes:
-            W.writes.append(found)
-            _append(found)
+        for path in paths:
+            name = _users(path)
+            if name is None:
+                continue
+            found = name
+            if name not in W.writes:
+                W.writes.append(name)
+                _append(name)
     except Exception:
         return
     finally:
         _busy = False
-    if _deny:
+    if _deny and found is not None:
         raise PermissionError(13, "gpudoctor refuses writes to your files while it watches", found)
 
 

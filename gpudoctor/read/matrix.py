@@ -86,11 +86,13 @@ class Matrices:
 
 def read_matrices(text: str) -> Matrices:
     """Every GPU topology matrix in `text`. `found` is empty when there is none; never raises."""
-    lines = [_clean(line) if len(line) <= _LONGEST else "..." for line in text.split("\n")]
+    raw = [line.rstrip("\r") if len(line) <= _LONGEST else "..." for line in text.split("\n")]
+    lines = [_clean(line) for line in raw]
     ended = text.endswith("\n")
     if ended or not text:
         lines.pop()
-    stops = _stops(lines, None if ended else len(lines) - 1)
+        raw.pop()
+    stops = _stops(raw, None if ended else len(lines) - 1)
     understood = {number for number, line in enumerate(lines) if not line.strip() or _is_around(line)}
     headers = [(number, header) for number, line in enumerate(lines) if (header := _header(line, cut=number in stops))]
     found: list[Matrix] = []
@@ -127,7 +129,8 @@ def _stops(lines: Sequence[str], unended: int | None) -> frozenset[int]:
     """
     edge = max(map(len, lines), default=0)
     cut = any(len(line) == edge and _LEGEND.match(line) for line in lines)
-    return frozenset(number for number, line in enumerate(lines) if number == unended or (cut and len(line) == edge))
+    at_edge = {number for number, line in enumerate(lines) if len(line) == edge and not line[-1:].isspace()}
+    return frozenset((at_edge if cut else set()) | (set() if unended is None else {unended}))
 
 
 def _is_around(line: str) -> bool:
@@ -251,7 +254,7 @@ def _device_cells(parts: Sequence[str], count: int, *, placed: bool) -> tuple[li
         if not read:
             sure = len(cells) if sure is None else sure
             cells.append(None)  # empty or damaged, but in a place of its own
-    if len(cells) > count or _classes(" ".join(left).split())[0]:
+    if len(cells) > count or any(_classes(" ".join(left).split())[0]):
         return [None] * count, []  # more cells than the header has columns: no place is sure
     if sure is not None and len(cells) < count:
         return cells[:sure] + [None] * (count - sure), []

@@ -1,0 +1,405 @@
+"""What a WatchPlan asks for: patched text, overrides, step lines, proof, fetch probe, write guard, ends of loops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from observe_support import LOOP, only, watch_command, watch_text
+
+from gpudoctor.model import LoaderOverride, PatchedSource, ProofPlan, WatchPlan
+from gpudoctor.observe.run import INJECT, environment
+
+MAIN = LOOP + "print(__name__, __file__, __spec__ and __spec__.name, sum(p.numel() for p in model.parameters()))\n"
+MAIN += "if __name__ == '__main__':\n    train(1)\n"
+LOADER_LINE = LOOP.splitlines().index("loader = DataLoader(data, batch_size=8, shuffle=True)") + 1
+
+
+def patch(folder: Path, text: str, *lines: int, name: str = "train.py") -> tuple[PatchedSource, ...]:
+    return (PatchedSource(path=str(folder / name), text=text, lines=lines),)
+
+
+@pytest.mark.parametrize("how", ["script", "module", "imported", "shell"])
+def test_patched_text_stands_in_for_the_file(tmp_path: Path, how: str) -> None:
+    (tmp_path / "train.py").write_text(MAIN)
+    (tmp_path / "start.py").write_text("import train\ntrain.train(1)\n")
+    commands = {
+        "script": [sys.executable, "-u", "./train.py"],
+        "module": [sys.executable, "-m", "train"],
+        "imported": [sys.executable, "start.py"],
+        "shell": ["sh", "-c", f"{sys.executable} train.py; exit 3"],
+    }
+    text = MAIN.replace("nn.Linear(8, 2)", "nn.Linear(8,\n    2, bias=False)").replace("step += 1", "step += 1  # one")
+    output = tmp_path / "log"
+    lines = [number for number, line in enumerate(text.splitlines(), 1) if "bias" in line or "# one" in line]
+    dead = text + "if False:\n    print('never')\n"
+    never = len(dead.splitlines())
+    patched = patch(tmp_path, dead, *lines, never)
+    watched = watch_command(tmp_path, commands[how], patched=patched, output=output)
+    record = only(watched)
+    assert record.patched_lines == {str(tmp_path / "train.py"): tuple(lines)}
+    assert record.patched_missed == {str(tmp_path / "train.py"): (never,)}
+    name = "train" if how == "imported" else "__main__"
+    spec = {"module": "train", "imported": "train"}.get(how)
+    file = tmp_path / ("./train.py" if how == "script" else "train.py")
+    assert output.read_text().replace("/./", "/") == f"{name} {file} {spec} 16\n"
+    assert (watched.exit_code, len(record.steps)) == (3 if how == "shell" else 0, 4)
+    assert "bias" not in (tmp_path / "train.py").read_text()
+
+
+SPAWNING = """\
+import multiprocessing, sys
+def tell(queue):
+    queue.put((__name__, WORD, sys.argv[1:], sys.path[0]))
+WORD = "old"
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    child = context.Process(target=tell, args=(queue,))
+    child.start()
+    print(*queue.get(), __spec__, __package__)
+    child.join()
+    sys.exit(5)
+"""
+
+
+def test_spawned_children_see_the_patched_text_too(tmp_path: Path) -> None:
+    output = tmp_path / "log"
+    patched = patch(tmp_path, SPAWNING.replace('"old"', '"new"'), 4)
+    watched = watch_text(tmp_path, SPAWNING, "-x", patched=patched, output=output)
+    assert watched.exit_code == 5, watched.stderr_tail
+    assert output.read_text() == f"__mp_main__ new ['-x'] {tmp_path.resolve()} None None\n"
+
+
+def test_a_patched_script_that_raises_ends_as_any_other(tmp_path: Path) -> None:
+    text = LOOP + "train(1)\nraise KeyError('x')\n"
+    watched = watch_text(tmp_path, "", patched=patch(tmp_path, text, 7))
+    record = only(watched)
+    assert (watched.exit_code, record.ended, len(record.steps)) == (1, "exception", 4)
+    assert record.exception == f"KeyError: 'x' (train.py:{len(text.splitlines())})"
+    assert watched.stderr_tail.endswith("KeyError: 'x'\n")
+
+
+def test_patched_text_with_a_future_import_and_a_docstring(tmp_path: Path) -> None:
+    text = (
+        '"""Doc."""\nfrom __future__ import annotations\n# a comment\ndef f(x: Missing): return __doc__\nprint(f(1))\n'
+    )
+    output = tmp_path / "log"
+    text += LOOP + "train(1)\n"
+    watched = watch_text(tmp_path, "", patched=patch(tmp_path, text, 1, 2, 3, 5), output=output)
+    assert output.read_text() == "Doc.\n"
+    assert only(watched).patched_lines == {str(tmp_path / "train.py"): (1, 2, 3, 5)}
+
+
+def test_step_at_decides_over_the_optimizer(tmp_path: Path) -> None:
+    text = LOOP + "def each(step):\n    if step % 2 == 0:\n        pass  # here\ntrain(3, each)\n"
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if "# here" in row)
+    watched = watch_text(tmp_path, text, step_at=f"train.py:{line}", steps=3)
+    record = only(watched)
+    assert (watched.stopped, record.step_source, record.step_site) == ("steps", "step-at", f"train.py:{line}")
+    assert (len(record.steps), record.optimizer_steps, record.batches) == (3, 6, 6)
+    assert record.counts_differ is False
+
+
+def test_time_ends_a_run_at_a_step(tmp_path: Path) -> None:
+    text = LOOP + "import time\ntrain(1000, lambda step: time.sleep(0.01))\n"
+    watched = watch_text(tmp_path, text, max_seconds=4.0)
+    record = only(watched)
+    assert (watched.stopped, record.ended) == ("steps", "time")
+    assert record.steps
+
+
+def override(**arguments: Any) -> tuple[LoaderOverride, ...]:
+    return (LoaderOverride(site=f"train.py:{LOADER_LINE}", arguments=arguments),)
+
+
+def test_persistent_workers_live_over_epochs(tmp_path: Path) -> None:
+    pids = "import os\nclass Rows(TensorDataset):\n"
+    pids += "    def __getitem__(self, i):\n        return os.getpid(), self.tensors[1][i]\n"
+    text = LOOP.replace("data = TensorDataset", pids + "data = Rows").replace("model(x)", "model(seen(x))")
+    text = text.replace(
+        "def train",
+        "workers = set()\ndef seen(x):\n    workers.update(x.tolist())\n    return torch.ones(8, 8)\ndef train",
+    )
+    text += "train(3)\nprint(len(workers))\n"
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if row.startswith("loader ="))
+    seen = []
+    for persistent in (False, True):
+        arguments = {"num_workers": 2, "persistent_workers": persistent, "prefetch_factor": 3, "in_order": False}
+        overrides = (LoaderOverride(site=f"train.py:{line}", arguments=arguments),)
+        output = tmp_path / f"log{persistent}"
+        watched = watch_text(tmp_path, text, loaders=overrides, output=output)
+        (loader,) = only(watched).loaders
+        assert (loader.overridden, loader.num_workers, loader.prefetch_factor) == (True, 2, 3)
+        assert (loader.persistent_workers, loader.in_order, loader.batches) == (persistent, False, 12)
+        assert only(watched).notes == ()
+        seen.append(output.read_text())
+    assert seen == ["6\n", "2\n"]
+
+
+def test_workers_can_be_taken_away(tmp_path: Path) -> None:
+    text = (
+        LOOP.replace("shuffle=True", "num_workers=2, prefetch_factor=4, persistent_workers=True, timeout=30")
+        + "train(2)\n"
+    )
+    (loader,) = only(watch_text(tmp_path, text, loaders=override(num_workers=0, pin_memory=False))).loaders
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (0, None, False)
+    assert loader.batches == 8
+
+
+def test_an_override_for_another_line_changes_nothing(tmp_path: Path) -> None:
+    elsewhere = (LoaderOverride(site="train.py:1", arguments={"num_workers": 2}),)
+    (loader,) = only(watch_text(tmp_path, LOOP + "train(1)\n", loaders=elsewhere)).loaders
+    assert (loader.overridden, loader.num_workers, loader.shuffle, loader.length) == (False, 0, True, 4)
+    assert (loader.dataset_class, loader.dataset_len, loader.sampler_class) == ("TensorDataset", 32, "RandomSampler")
+    assert (loader.batch_bytes, loader.samples, loader.role) == (8 * 8 * 4 + 8 * 8, 32, "train")
+
+
+def test_calls_are_not_wrapped_when_only_time_matters(tmp_path: Path) -> None:
+    text = LOOP + "train(1, lambda step: model.weight.sum().item())\nprint(torch.Tensor.item)\n"
+    output = tmp_path / "log"
+    record = only(watch_text(tmp_path, text, watch_calls=False, output=output))
+    assert (record.copies, record.syncs, len(record.steps)) == ((), (), 4)
+    assert output.read_text().startswith("<method 'item'")
+
+
+WRAPPERS = """\
+import copy, inspect, pickle, torch
+to, base = torch.Tensor.to, torch._C.TensorBase.to
+assert type(to) is not type(base)
+assert to == base and base == to and hash(to) == hash(base) and not to != base and to != torch.Tensor.cpu
+assert {base: 1}[to] == 1 and to in [base] and to.__name__ == "to" and to.__doc__ == base.__doc__
+assert pickle.loads(pickle.dumps(to)) is to
+x = torch.ones(3)
+assert x.to(torch.float64).dtype == torch.float64 and torch.Tensor.to(x, "cpu") is x
+assert bool(x[0]) and int(x[0]) == 1 and float(x[0]) == 1.0 and [5, 6][torch.tensor(1)] == 6
+assert f"{x[0]:.2f}" == "1.00" and repr(x) == "tensor([1., 1., 1.])" and x.tolist() == [1.0] * 3
+assert torch.equal(copy.deepcopy(x), x) and torch.equal(pickle.loads(pickle.dumps(x)), x)
+y = torch.zeros(3)
+assert y.copy_(x, non_blocking=True) is y and y.sum().item() == 3
+try:
+    x.item()
+except RuntimeError as error:
+    print("as ever:", str(error)[:30])
+traced = torch.jit.trace(lambda t: t.to(torch.float64) + 1, x)
+assert traced(x).dtype == torch.float64
+scripted = torch.jit.script(torch.nn.Linear(3, 1))
+graph = torch.fx.symbolic_trace(torch.nn.ReLU())
+with torch.device("cpu"):
+    torch.ones(2).to("cpu")
+assert torch.func.vmap(lambda t: t.to(torch.float64))(torch.ones(2, 2)).dtype == torch.float64
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    torch.empty(2).to("cpu")
+print("done")
+"""
+
+
+def test_wrapped_methods_pass_for_the_originals(tmp_path: Path) -> None:
+    output = tmp_path / "log"
+    watched = watch_text(tmp_path, WRAPPERS, output=output)
+    assert watched.exit_code == 0, watched.stderr_tail
+    assert output.read_text().splitlines()[-1] == "done"
+    assert only(watched).notes == ()
+
+
+def test_nested_calls_count_once_at_the_users_line(tmp_path: Path) -> None:
+    text = LOOP + "value = torch.ones(())\ndef each(step):\n    print(f'{value:.1f}', value)\ntrain(2, each)\n"
+    record = only(watch_text(tmp_path, text))
+    line = len(text.splitlines()) - 1
+    assert {(sync.site, sync.function, sync.calls, sync.calls_in_steps) for sync in record.syncs} == {
+        (f"train.py:{line}", "format", 8, 7),
+        (f"train.py:{line}", "repr", 8, 7),
+    }
+
+
+def test_proof_repeats_and_tells_runs_apart(tmp_path: Path) -> None:
+    text = LOOP.replace("torch.manual_seed(0)\n", "")
+    runs = {
+        "base": watch_text(tmp_path, text + "train(2)\n", proof=ProofPlan(seed=3)),
+        "workers": watch_text(
+            tmp_path, text + "train(2)\n", proof=ProofPlan(seed=3), loaders=override_at(text, num_workers=2)
+        ),
+        "seed": watch_text(tmp_path, text + "train(2)\n", proof=ProofPlan(seed=4)),
+        "unshuffled": watch_text(
+            tmp_path, text.replace("shuffle=True", "shuffle=False") + "train(2)\n", proof=ProofPlan(seed=3)
+        ),
+    }
+    proofs = {name: only(watched).proof for name, watched in runs.items()}
+    base = proofs["base"]
+    assert base is not None
+    assert base == proofs["workers"]
+    assert base.parameters is not None
+    assert (len(base.batches), len(base.rows), len(base.order), base.shuffled, base.duplicates) == (8, 2, 2, True, 0)
+    assert len(set(base.batches)) == 8
+    assert base.rows[0] == base.rows[1]
+    assert base.order[0] != base.order[1]
+    seed, unshuffled = proofs["seed"], proofs["unshuffled"]
+    assert seed is not None
+    assert (seed.parameters != base.parameters, seed.rows == base.rows, seed.order != base.order) == (True, True, True)
+    assert unshuffled is not None
+    assert (unshuffled.shuffled, unshuffled.rows == base.rows) == (False, True)
+
+
+def override_at(text: str, **arguments: Any) -> tuple[LoaderOverride, ...]:
+    line = next(number for number, row in enumerate(text.splitlines(), 1) if row.startswith("loader ="))
+    return (LoaderOverride(site=f"train.py:{line}", arguments=arguments),)
+
+
+def test_proof_stops_at_the_steps_with_their_rows_only(tmp_path: Path) -> None:
+    plans = [{}, {"loaders": override(num_workers=2, prefetch_factor=4)}]
+    proofs = [
+        only(watch_text(tmp_path, LOOP + "train(9)\n", steps=6, proof=ProofPlan(), **plan)).proof for plan in plans
+    ]
+    assert proofs[0] == proofs[1]
+    assert proofs[0] is not None
+    assert (len(proofs[0].batches), len(proofs[0].rows)) == (6, 2)
+
+
+ROWS = """\
+import random
+class Rows:
+    def __init__(self, get): self.x, self.y, self.get = torch.randn(32, 8), torch.zeros(32).long(), get
+    def __len__(self): return 32
+    def __getitem__(self, i): return self.get(self.x, i), self.y[i]
+"""
+PROBED = """\
+for get in (
+    lambda x, i: x[i],
+    lambda x, i: x[i] + random.random(),
+    lambda x, i: x[int(i)],
+    lambda x, i: x[i] / x[i].max(),
+):
+    loader = DataLoader(Rows(get), batch_size=8)
+    train(1)
+"""
+
+
+def test_fetch_probe_finds_what_can_be_indexed_at_once_and_what_forbids_it(tmp_path: Path) -> None:
+    record = only(watch_text(tmp_path, LOOP + ROWS + PROBED, probe_fetch=True))
+    plain, random, scalar, scaled = [loader.fetch_probe for loader in record.loaders[1:]]
+    assert plain is not None
+    assert (plain.rows, plain.equal, plain.draws_random, plain.repeatable, plain.error) == (8, True, False, True, None)
+    assert plain.row_by_row_ms > 0
+    assert plain.whole_batch_ms > 0
+    assert random is not None
+    assert (random.equal, random.draws_random, random.repeatable) == (False, True, False)
+    assert scalar is not None
+    assert (scalar.equal, scalar.draws_random, scalar.repeatable) == (False, False, True)
+    assert scalar.error is not None
+    assert scalar.error.startswith("TypeError")
+    assert scaled is not None
+    assert (scaled.equal, scaled.repeatable, scaled.error) == (False, True, None)
+
+
+def test_fetch_probe_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    draws = ROWS + "random.seed(1)\ndata = Rows(lambda x, i: print('row', random.random(), torch.rand(1)) or x[i])\n"
+    text = LOOP.replace("loader =", f"{draws}loader =") + "train(1)\nprint(random.random(), torch.rand(1))\n"
+    outputs = []
+    for probe in (False, True):
+        output = tmp_path / f"log{probe}"
+        watch_text(tmp_path, text, probe_fetch=probe, output=output)
+        outputs.append(output.read_text())
+    assert outputs[0] == outputs[1]
+
+
+def test_loops_can_be_shortened_so_that_what_follows_runs(tmp_path: Path) -> None:
+    output = tmp_path / "log"
+    text = LOOP + "train(3)\nprint('after', sum(1 for _ in loader))\n"
+    watched = watch_text(tmp_path, text, end_loop_after=2, steps=1, output=output)
+    record = only(watched)
+    assert (watched.stopped, len(record.steps), output.read_text()) == ("exit", 6, "after 2\n")
+
+
+@pytest.mark.parametrize("arguments", [{"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_loops_with_workers_can_be_shortened(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    watched = watch_text(tmp_path, LOOP + "train(3)\n", end_loop_after=2, loaders=override(**arguments))
+    assert (watched.exit_code, len(only(watched).steps)) == (0, 6)
+
+
+WRITES = """\
+import os, pathlib, subprocess, sys, tempfile, torch
+os.makedirs("out", exist_ok=True)
+tempfile.TemporaryFile().close()
+open(os.devnull, "w").close()
+def attempt(name, write):
+    try:
+        write()
+    except PermissionError as error:
+        print("refused", name, error.filename)
+attempt("open", lambda: open("out/opened", "w").close())
+attempt("torch", lambda: torch.save({"a": 1}, "out/saved.pt"))
+attempt("append", lambda: pathlib.Path("log.txt").open("a").close())
+attempt("remove", lambda: os.remove("old"))
+attempt("rename", lambda: os.rename("older", "newer"))
+open("read").close()
+subprocess.run([sys.executable, "-c", "try: open('by_child', 'w').close()\\nexcept PermissionError: pass"])
+"""
+
+
+@pytest.mark.parametrize("guard", ["list", "deny", "off"])
+def test_writes_are_listed_or_refused(tmp_path: Path, guard: str) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    for name in ("old", "older", "read"):
+        (work / name).write_text("mine")
+    output = tmp_path / "log"
+    watched = watch_text(work, WRITES, guard_writes=guard, output=output)
+    assert watched.exit_code == 0, watched.stderr_tail
+    names = ("by_child", "log.txt", "newer", "old", "older", "out/opened", "out/saved.pt")
+    assert watched.writes == (() if guard == "off" else names), output.read_text()
+    if guard == "deny":
+        assert sorted(path.name for path in work.iterdir() if path.is_file()) == ["old", "older", "read", "train.py"]
+        assert list((work / "out").iterdir()) == []
+        assert output.read_text().count("refused") == 5
+        assert "refused torch out/saved.pt" in output.read_text()
+    else:
+        assert output.read_text() == ""
+        assert (work / "out" / "saved.pt").exists()
+
+
+def test_an_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "sitecustomize.py").write_text("MINE = 'here'\n")
+    text = (
+        "import os, sitecustomize, sys\nprint(sitecustomize.MINE, sitecustomize.__name__, os.environ['PYTHONPATH'])\n"
+    )
+    output = tmp_path / "log"
+    env = {"PYTHONPATH": str(tmp_path / "theirs"), "PATH": "/usr/bin:/bin"}
+    watched = watch_text(tmp_path, text, env=env, output=output)
+    assert watched.exit_code == 0, watched.stderr_tail
+    assert output.read_text() == f"here sitecustomize {INJECT}:{tmp_path / 'theirs'}\n"
+
+
+def test_proof_forces_hash_seed_and_cublas(tmp_path: Path) -> None:
+    plan = WatchPlan(record_dir=str(tmp_path), proof=ProofPlan(seed=7))
+    env = environment(plan, tmp_path / "plan.json", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})
+    assert (env["PYTHONHASHSEED"], env["CUBLAS_WORKSPACE_CONFIG"]) == ("7", ":16:8")
+    assert "PYTHONHASHSEED" not in environment(WatchPlan(record_dir=""), tmp_path / "plan.json", {})
+
+
+def test_the_injected_code_stays_within_python_3_9_and_the_standard_library() -> None:
+    import ast
+
+    own = {"_gpudoctor_watch"}
+    for path in sorted(INJECT.rglob("*.py")):
+        tree = ast.parse(path.read_text(), feature_version=(3, 9))
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [node.module or ""]
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in own or top in sys.stdlib_module_names or name == "torch.optim.optimizer", (
+                    path.name,
+                    name,
+                )
+
+
+def test_without_a_plan_the_injected_code_does_nothing(tmp_path: Path) -> None:
+    code = "import sys\nassert not [name for name in sys.modules if '_gpudoctor' in name] and len(sys.meta_path) == 3\n"
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(INJECT)}, cwd=tmp_path, check=True)

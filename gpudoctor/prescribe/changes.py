@@ -146,22 +146,22 @@ class _Proposal:
         limit = loader_limit(self.case, record, self.ranks)
         if share >= _WAIT_SHARE:
             self._loss("loader", share)
-            rule = "LDR001" if loader.num_workers == 0 else "LDR021"
+            short = "LDR001" if loader.num_workers == 0 else "LDR021"
             why = f"the loop waits {share:.0%} of the time for this loader"
             if loader.iterable_dataset:
                 yield self._advice(
-                    rule, loader.site, "loader", "more loader workers", "stochastic",
+                    short, loader.site, "loader", "more loader workers", "stochastic",
                     f"{why}, but an iterable dataset that is not split by worker would deliver its rows several times",
                 )  # fmt: skip
             elif limit == 0:
                 yield self._advice(
-                    rule, loader.site, "loader", "loader workers", "exact",
+                    short, loader.site, "loader", "loader workers", "exact",
                     f"{why}, but shared memory is too small for the batches of one worker (see CTR001)",
                 )  # fmt: skip
             else:
                 workers = min(limit, needed_workers(loader, record.watched_s or 0.0) or limit)
                 if workers != loader.num_workers:
-                    arguments["num_workers"] = workers
+                    arguments["num_workers"], rule = workers, short
                     reasons.append(f"{why}; {workers} of at most {limit} workers would keep up")
                     kind = "exact" if _draws_nothing(loader) else "stochastic"
         workers = int(arguments.get("num_workers") or loader.num_workers)
@@ -170,6 +170,7 @@ class _Proposal:
             reasons.append("its batches are copied to the GPU from memory that is not pinned")
             self._loss("loader", copy_share)
         if workers and not loader.persistent_workers and _restart_share(record, loader, workers) >= _RESTART_SHARE:
+            rule = rule if arguments else "LDR002"
             arguments["persistent_workers"] = True
             reasons.append("its workers start again each epoch")
             kind = "stochastic"

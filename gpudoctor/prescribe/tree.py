@@ -5,6 +5,7 @@ Edits are splices of the text at the places of nodes, so everything between them
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class Tree:
         return block.body, [id(part) for part in block.body].index(id(statement))
 
 
+@functools.lru_cache(maxsize=4)  # many edits are tried on one text
 def parse(text: str) -> Tree:
     """CannotEditError says where the text does not parse."""
     import libcst as cst

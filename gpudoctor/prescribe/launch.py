@@ -204,6 +204,7 @@ def _torchrun(config: LaunchConfig) -> list[str]:
     count = max(1, len(config.ranks))
     python = PurePath(config.command[0]).name.startswith("python")
     start = f"{shlex.quote(config.command[0])} -m torch.distributed.run" if python else "torchrun"
+    # "--" ends torchrun's own options: without it argparse refuses script options that start like several of its own.
     start += f" --standalone --nproc_per_node={count}"
     notes = [f"# {_clean(line)}" for line in _rank_notes(config)]
     command = _quoted(config.command)
@@ -216,11 +217,11 @@ def _torchrun(config: LaunchConfig) -> list[str]:
             '  echo "launch: numactl is not installed, so the ranks are not bound" >&2',
             "  bind=()",
             "fi",
-            f'exec -- {start} ${{bind[@]+"${{bind[@]}}"}} --no-python {command} "$@"',
+            f'exec -- {start} ${{bind[@]+"${{bind[@]}}"}} --no-python -- {command} "$@"',
         ]
     bound = [rank for rank in config.ranks if rank.cpus and rank.numa_node is not None]
     if not bound:
-        return [*notes, f'exec -- {start} --no-python {command} "$@"']
+        return [*notes, f'exec -- {start} --no-python -- {command} "$@"']
     cases = [f'  {rank.rank}) set -- {_numactl(rank)} -- "$@" ;;' for rank in bound]
     return [
         *notes,
@@ -233,7 +234,7 @@ def _torchrun(config: LaunchConfig) -> list[str]:
         '  n=$(( $# - ${#command[@]} )); "${@:1:n}" true 2>/dev/null || set -- "${command[@]}"',
         "fi",
         'exec "$@"\'',
-        f'exec -- {start} --no-python bash -c "$per_rank" rank {command} "$@"',
+        f'exec -- {start} --no-python -- bash -c "$per_rank" rank {command} "$@"',
     ]
 
 

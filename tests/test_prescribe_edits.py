@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import textwrap
+from types import FrameType
 from typing import Any
 
 import pytest
+from test_prescribe_patch import patched
 
 from gpudoctor.model import Edit
 from gpudoctor.prescribe.patch import Patched, apply_edits
@@ -34,6 +37,31 @@ def run(text: str, **space: Any) -> tuple[str, dict[str, Any]]:
     with contextlib.redirect_stdout(printed):
         exec(compile(text, FILE, "exec"), space)
     return printed.getvalue(), space
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory'")
+def test_the_patched_script_prints_the_same_and_runs_every_changed_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float and count sums, whole batches and a dropped call in one script; workers are left out to keep it short."""
+    text, result = patched("images")
+    monkeypatch.setattr(sys, "argv", [FILE])
+    seen: set[int] = set()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != FILE:
+            return None
+        seen.update([frame.f_lineno] if event == "line" else [])
+        return trace
+
+    printed, _ = run(text, __name__="__main__")
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        printed_new, _ = run(result.text.replace("num_workers=4", "num_workers=0"), __name__="__main__")
+    finally:
+        sys.settrace(before)
+    assert "loss" in printed
+    assert printed_new == printed
+    assert set(result.lines) <= seen
 
 
 # loader arguments

@@ -7,13 +7,14 @@ from torch.utils.data import DataLoader, Dataset
 
 class Images(Dataset):
     def __init__(self, folder):
-        self.folder = folder
+        self.rows = torch.rand(64, 3, 8, 8)
+        self.labels = torch.arange(64) % 10
 
     def __len__(self):
         return 64
 
     def __getitem__(self, i):
-        return torch.full((3, 8, 8), float(i)), i % 10
+        return self.rows[i], self.labels[i]
 
 
 def main():
@@ -21,6 +22,7 @@ def main():
     parser.add_argument("--data", default='/tmp/images')  # single quotes stay
     parser.add_argument("--batch-size", type=int, default=8)
     args = parser.parse_args()
+    torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = DataLoader(Images(args.data), batch_size=args.batch_size, shuffle=True, drop_last=True)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).to(device)

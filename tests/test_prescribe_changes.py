@@ -251,7 +251,7 @@ def test_rare_syncs_are_left_alone() -> None:
 
 
 def test_other_syncs_are_no_change() -> None:
-    for function in ("sync", "bool", "nonzero"):
+    for function in ("sync", "bool", "nonzero", "item"):  # item: read inside of backward()
         sync = dataclasses.replace(SYNCS[0], site=at("loss.backward"), function=function)
         assert not any(c.mechanism == "sync" for c in proposed(dataclasses.replace(RECORD, syncs=(sync,))))
 

@@ -305,8 +305,8 @@ class _Proposal:
             try:
                 name = find_accumulation(parse(text.removeprefix("\ufeff")), int(line)).name
             except (CannotEditError, ValueError) as error:
-                if sync.function == "sync":
-                    return None  # only sync debug mode saw it: the finding tells, and nothing here can be summed
+                if sync.function == "sync" or not _written(text, line, sync.function):
+                    return None  # the read is inside a library call: the finding tells, and nothing here can be edited
                 return self._advice(rule, sync.site, "sync", title, "logging", f"{sync.function} {waits}; {error}")
             is_safe, reason = self.safe(text, name, int(line))
             if is_safe and reason is None:
@@ -343,6 +343,13 @@ def _restart_share(record: WatchRecord, loader: WatchedLoader, workers: int) -> 
     else:
         once_s = _RESTART_S_PER_WORKER * workers
     return again * once_s / record.watched_s
+
+
+def _written(text: str, line: str, function: str) -> bool:
+    """Whether the line itself holds the call, such as ``.item()``."""
+    lines = text.split("\n")
+    number = int(line) if line.isdigit() else 0
+    return 0 < number <= len(lines) and f"{function}(" in lines[number - 1]
 
 
 def _place(site: str) -> tuple[str, int]:

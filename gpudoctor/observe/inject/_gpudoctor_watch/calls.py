@@ -13,6 +13,8 @@ import warnings
 from _gpudoctor_watch import state
 from _gpudoctor_watch.state import W, clock, local
 
+getframe = sys._getframe
+SAMPLE = 63  # one call in 64 is timed for the watcher's own cost
 MESSAGE = "called a synchronizing"
 _COPIES = ("to", "cuda", "cpu", "copy_", "numpy")
 _SYNCS = {
@@ -27,6 +29,7 @@ _SYNCS = {
     "__repr__": "repr",
 }
 _traced: dict = {}  # tensor type -> is it one that torch.compile and fake tensor tracing pass around?
+_methods: list = []
 _tensor = None
 _debug_mode = False
 
@@ -34,10 +37,12 @@ _debug_mode = False
 class Method:
     """A method of torch.Tensor that is watched."""
 
-    __slots__ = ("name", "original", "shown")
+    __slots__ = ("cache", "name", "original", "shown")
 
     def __init__(self, original, name, shown):
         self.original, self.name, self.shown = original, name, shown
+        self.cache = {}  # (id of the user's code, instruction, kind of copy) -> entry
+        _methods.append(self)
 
     def __get__(self, instance, owner=None):
         return self if instance is None else types.MethodType(self, instance)
@@ -83,13 +88,14 @@ class Copy(Method):
         try:
             result = self.original(tensor, *args, **kwargs)
         finally:
-            ended = clock()
             local.call = 0
+        ended = clock()
         try:
-            note_copy(self.shown, tensor, result, args, kwargs, ended - begun, sys._getframe(1))
+            note_copy(self, tensor, result, args, kwargs, ended - begun, getframe(1))
+            if not W.calls & SAMPLE:
+                W.overhead += (clock() - ended) * (SAMPLE + 1)
         except Exception as error:
             W.failed(self.shown, error)
-        W.overhead += clock() - ended
         return result
 
 
@@ -101,19 +107,19 @@ class Sync(Method):
         if local.call or not W.active:
             return self.original(tensor, *args, **kwargs)
         local.call = 1
-        local.debug_hits = 0
         begun = clock()
         try:
-            return self.original(tensor, *args, **kwargs)
+            result = self.original(tensor, *args, **kwargs)
         finally:
-            ended = clock()
             local.call = 0
-            try:
-                if not is_traced(tensor):
-                    note_sync(self.shown, tensor.is_cuda, ended - begun, sys._getframe(1))
-            except Exception as error:
-                W.failed(self.shown, error)
-            W.overhead += clock() - ended
+        ended = clock()
+        try:
+            note_sync(self, tensor.is_cuda, ended - begun, getframe(1), tensor)
+            if not W.calls & SAMPLE:
+                W.overhead += (clock() - ended) * (SAMPLE + 1)
+        except Exception as error:
+            W.failed(self.shown, error)
+        return result
 
 
 class CopyEntry:
@@ -180,26 +186,34 @@ def install(torch):
 
 
 def _function(torch, original, shown):
+    place = Method(original, shown, shown)
+
     def watched(*args, **kwargs):
         if local.call or not W.active:
             return original(*args, **kwargs)
         local.call = 1
-        local.debug_hits = 0
         begun = clock()
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
-            ended = clock()
             local.call = 0
-            try:
-                note_sync(shown, torch.cuda.is_initialized(), ended - begun, sys._getframe(1))
-            except Exception as error:
-                W.failed(shown, error)
+        ended = clock()
+        try:
+            note_sync(place, torch.cuda.is_initialized(), ended - begun, getframe(1))
+        except Exception as error:
+            W.failed(shown, error)
+        return result
 
     try:
         return functools.wraps(original)(watched)
     except Exception:
         return watched
+
+
+def forget_entries():
+    """After a fork: the child's own entries begin at nothing."""
+    for method in _methods:
+        method.cache.clear()
 
 
 def is_traced(tensor):
@@ -222,14 +236,25 @@ def _entry(table, key, make):
     return entry
 
 
-def note_copy(function, tensor, result, args, kwargs, spent, frame):
+def _place(frame, cache, function, table, make, *kind):
+    """The entry for the user's line; kept by code object and instruction where the caller is that line itself."""
+    site = state.user_site(frame)
+    if site is None:
+        return None
+    entry = _entry(table, (site, function, *kind), make)
+    if entry is not None and state.kind_of(frame) == state.USER and state.is_kept(frame):
+        cache[(id(frame.f_code), frame.f_lasti, *kind)] = entry
+    return entry
+
+
+def note_copy(method, tensor, result, args, kwargs, spent, frame):
     from_device, to_device = tensor.is_cuda, getattr(result, "is_cuda", False)
-    if function == "copy_":
+    if method.shown == "copy_":
         source = args[0] if args else kwargs.get("src", kwargs.get("other"))
         from_device, to_device = getattr(source, "is_cuda", False), tensor.is_cuda
         tensor = source
     if from_device == to_device:
-        if local.loader or function == "copy_":
+        if local.loader or method.shown == "copy_":
             return
         kind = "none"
     else:
@@ -238,24 +263,27 @@ def note_copy(function, tensor, result, args, kwargs, spent, frame):
             enable_sync_debug_mode()
     if is_traced(tensor):
         return
-    site = state.user_site(frame)
-    if site is None:
-        return
-    entry = _entry(W.copies, (site, function, kind), CopyEntry)
+    entry = method.cache.get((id(frame.f_code), frame.f_lasti, kind))
     if entry is None:
-        return
+        entry = _place(frame, method.cache, method.shown, W.copies, CopyEntry, kind)
+        if entry is None:
+            return
+    W.calls += 1
     entry.calls += 1
     entry.waited += spent
     if id(tensor) in W.batch_ids:
         entry.from_loader = True
     if kind != "none":
+        local.debug_hits = 0
         entry.bytes += tensor.numel() * tensor.element_size()
         host = tensor if kind == "h2d" else result
         if host is not None and hasattr(host, "is_pinned") and host.is_pinned():
             entry.pinned += 1
     if _non_blocking(args, kwargs):
         entry.non_blocking += 1
-    _pending(entry)
+    if not entry.pending:
+        W.touched.append(entry)
+    entry.pending += 1
     W.waits[1] += spent
 
 
@@ -268,29 +296,28 @@ def _non_blocking(args, kwargs):
     return False
 
 
-def _pending(entry):
-    if not entry.pending:
-        W.touched.append(entry)
-    entry.pending += 1
-
-
-def note_sync(function, on_device, spent, frame):
+def note_sync(method, on_device, spent, frame, tensor=None):
     if local.loader and not on_device:
         return  # samplers draw their indices with item() and tolist(): that is the loader's time
-    site = state.user_site(frame)
-    if site is None:
+    if tensor is not None and is_traced(tensor):
         return
-    entry = _entry(W.syncs, (site, function), SyncEntry)
+    entry = method.cache.get((id(frame.f_code), frame.f_lasti))
     if entry is None:
-        return
+        entry = _place(frame, method.cache, method.shown, W.syncs, SyncEntry)
+        if entry is None:
+            return
+    W.calls += 1
     entry.calls += 1
     entry.wrapped = True
     entry.waited += spent
     if on_device:
         entry.on_device += 1
-    if local.debug_hits:
-        entry.debug = True
-    _pending(entry)
+        if local.debug_hits:
+            local.debug_hits = 0
+            entry.debug = True
+    if not entry.pending:
+        W.touched.append(entry)
+    entry.pending += 1
     W.waits[2] += spent
 
 
@@ -340,4 +367,6 @@ def _debug_warning(frame):
         entry.calls += 1
         entry.on_device += 1
         entry.debug = True
-        _pending(entry)
+        if not entry.pending:
+            W.touched.append(entry)
+        entry.pending += 1

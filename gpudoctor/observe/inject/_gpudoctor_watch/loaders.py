@@ -102,7 +102,8 @@ def _length(value):
 
 
 def _shuffle(data, sampler):
-    if isinstance(sampler, data.RandomSampler):
+    stateful = type(sampler).__module__.startswith("torchdata.") and type(sampler).__name__ == "RandomSampler"
+    if isinstance(sampler, data.RandomSampler) or stateful:
         return True
     if isinstance(sampler, data.SequentialSampler):
         return False
@@ -111,7 +112,7 @@ def _shuffle(data, sampler):
 
 
 def _foreign(sampler):
-    return sampler is not None and not type(sampler).__module__.startswith("torch.utils.data.")
+    return sampler is not None and not type(sampler).__module__.startswith(("torch.utils.data.", "torchdata."))
 
 
 def _batches(data, sampler):

@@ -100,7 +100,7 @@ def _describe(value):
     site, trace = None, value.__traceback__
     while trace is not None:
         if state.kind_of(trace.tb_frame) == state.USER:
-            site = f"{state._codes[id(trace.tb_frame.f_code)][2]}:{trace.tb_lineno}"
+            site = f"{state.shown_path(os.path.realpath(trace.tb_frame.f_code.co_filename))}:{trace.tb_lineno}"
         trace = trace.tb_next
     return "{}: {}{}".format(type(value).__name__, text, f" ({site})" if site else "")
 

@@ -34,6 +34,7 @@ class Local(threading.local):
     loader = 0
     making = 0  # an iterator is being made: the indices drawn now belong to its first batches
     debug_hits = 0
+    guard = 0  # the write guard is at work: what it opens itself is not the user's
 
 
 class Watch:
@@ -89,6 +90,7 @@ class Watch:
         self.patched_lines = {}
         self.writes = []
         self.overhead = 0.0
+        self.calls = 0
 
     def note(self, text):
         if len(self.notes) < 50 and text not in self.notes:
@@ -128,8 +130,9 @@ def _after_fork():
     for info in loaders:
         info.forget_counts()
     local.call = local.loader = local.making = 0
-    from _gpudoctor_watch import record
+    from _gpudoctor_watch import calls, record
 
+    calls.forget_entries()
     record.after_fork()
 
 
@@ -177,11 +180,14 @@ def _classify(frame):
         else:
             kind = USER
         shown = shown_path(path)
-    if len(_codes) > 50000:
-        _codes.clear()
-        _sites.clear()
-    found = _codes[id(code)] = (code, kind, shown)
+    found = (code, kind, shown)
+    if len(_codes) < 50000:
+        _codes[id(code)] = found  # keeps the code object, so that its id stays its own
     return found
+
+
+def is_kept(frame):
+    return id(frame.f_code) in _codes
 
 
 def _torch_folder(path):
@@ -201,7 +207,9 @@ def site_of(frame):
     site = _sites.get(key)
     if site is None:
         found = _codes.get(key[0]) or _classify(frame)
-        site = _sites[key] = f"{found[2]}:{frame.f_lineno or 0}"
+        site = f"{found[2]}:{frame.f_lineno or 0}"
+        if key[0] in _codes:
+            _sites[key] = site
     return site
 
 

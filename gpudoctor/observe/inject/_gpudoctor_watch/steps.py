@@ -74,6 +74,7 @@ def _optimizer_stepped(optimizer, args, kwargs):
         if first is None:
             W.first_optimizer = weakref.ref(optimizer)
             W.step_thread = threading.get_ident()
+            W.module_calls = 0  # they say nothing where an optimizer steps
             first = optimizer
             _unwatch_modules()
         if first is optimizer:

@@ -7,13 +7,11 @@ asked at their door.
 import os
 import sys
 
-from _gpudoctor_watch.state import W
+from _gpudoctor_watch.state import W, local
 
 _deny = False
 _root = ""
 _record_dir = ""
-_log = None
-_busy = False
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
     ("open", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link", "os.symlink", "sqlite3.connect")
@@ -29,7 +27,7 @@ def install(plan):
 
 
 def _audit(event, args):
-    if event not in _EVENTS or _busy:
+    if event not in _EVENTS or local.guard:
         return
     if event == "open":
         path, mode, flags = args
@@ -40,17 +38,30 @@ def _audit(event, args):
             return
         written(path)
     elif event == "os.rename":
-        written(args[0], args[1])
-    elif event in ("os.link", "os.symlink"):
-        written(args[1])  # what a link points to is not written
+        written(_below(args[0], args[2:3]), _below(args[1], args[3:4]))
+    elif event == "os.link":
+        written(_below(args[1], args[3:4]))
+    elif event == "os.symlink":
+        written(_below(args[1], args[2:3]))  # what a link points to is not written
+    elif event in ("os.remove", "os.rmdir"):
+        written(_below(args[0], args[1:2]))
     else:
         written(args[0])
 
 
+def _below(path, folder):
+    """A path relative to an open folder (shutil.rmtree names files so), as an absolute one."""
+    if folder and isinstance(folder[0], int) and folder[0] >= 0 and not isinstance(path, int):
+        try:
+            return os.path.join(os.readlink(f"/proc/self/fd/{folder[0]}"), os.fsdecode(path))
+        except OSError:
+            return path
+    return path
+
+
 def written(*paths):
     """Notes those of the paths that are the user's; PermissionError when writes are refused."""
-    global _busy
-    _busy = True
+    local.guard = 1
     found = None
     try:
         for path in paths:
@@ -64,7 +75,7 @@ def written(*paths):
     except Exception:
         return
     finally:
-        _busy = False
+        local.guard = 0
     if _deny and found is not None:
         raise PermissionError(13, "gpudoctor refuses writes to your files while it watches", found)
 

@@ -155,6 +155,7 @@ class Proof:
     batches: tuple[str, ...] = ()  # one hash a delivered batch, in order
     rows: tuple[str, ...] = ()  # one hash of the sorted dataset indices (a multiset) for each epoch begun
     order: tuple[str, ...] = ()  # one hash of the dataset indices in the sampler's order for each epoch begun
+    complete: tuple[bool, ...] = ()  # whether each of those epochs came to its end
     shuffled: bool | None = None  # False: the first epoch's indices came in ascending order
     duplicates: int = 0  # dataset indices requested more than once within one epoch
     forced: tuple[str, ...] = ()  # what was seeded or forced

@@ -272,7 +272,7 @@ def _moves(change: Change) -> bool:
 
 
 def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:
-    """The group with half, once and twice the proposed worker count, the smallest first."""
+    """The group with the proposed worker count, twice that, and the most that is allowed; the smallest first."""
     record = next(item for item in case.watched.records if loader in item.loaders) if case.watched else None
     target = next((change for change in split if _touches(change, {"num_workers"})), None)
     if target is None or record is None or case.watched is None:
@@ -281,7 +281,7 @@ def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) 
     limit = proposing.loader_limit(case, record, len(proving.training_records(case.watched)))
     if not isinstance(proposed, int) or proposed < 1:
         return [tuple(split)]
-    counts = sorted({max(1, proposed // 2), proposed, min(limit, proposed * 2)} - {loader.num_workers})
+    counts = sorted({proposed, min(limit, proposed * 2), max(limit, proposed)} - {loader.num_workers})
     options = []
     for count in counts:
         edit = dataclasses.replace(target.edits[0], arguments={**target.edits[0].arguments, "num_workers": count})

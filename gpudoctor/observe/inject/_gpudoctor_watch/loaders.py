@@ -344,6 +344,12 @@ def _next(original):
         begun = clock()
         try:
             batch = original(self)
+        except StopIteration:
+            if W.plan["proof"] is not None:
+                from _gpudoctor_watch import proof
+
+                proof.epoch_ended(self)
+            raise
         finally:
             local.loader -= 1
             ended = clock()

@@ -98,6 +98,7 @@ class Epoch:
     def __init__(self):
         self.indices = []
         self.delivered = 0
+        self.complete = False
 
 
 def epoch_begins(iterator):
@@ -142,6 +143,12 @@ def batch_delivered(iterator, batch):
         epoch.delivered += 1
 
 
+def epoch_ended(iterator):
+    epoch = iterator.__dict__.get("_gpudoctor_epoch")
+    if epoch is not None:
+        epoch.complete = True
+
+
 def _text_hash(texts):
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
@@ -169,6 +176,7 @@ def facts(final):
         "order": order,
         "shuffled": shuffled,
         "duplicates": duplicates,
+        "complete": [epoch.complete for epoch in W.epochs],
         "forced": list(W.forced),
     }
 

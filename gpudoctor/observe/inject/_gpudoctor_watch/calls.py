@@ -32,6 +32,7 @@ _traced: dict = {}  # tensor type -> is it one that torch.compile and fake tenso
 _methods: list = []
 _tensor = None
 _debug_mode = False
+_filterwarnings = warnings.filterwarnings
 
 
 class Method:
@@ -168,6 +169,8 @@ class SyncEntry:
 def install(torch):
     global _tensor
     _tensor = torch.Tensor
+    if torch.version.cuda or getattr(torch.version, "hip", None):
+        _keep_ours_first()
     for name in _COPIES:
         setattr(_tensor, name, Copy(getattr(_tensor, name), name, name))
     for name, shown in _SYNCS.items():
@@ -332,6 +335,13 @@ def enable_sync_debug_mode():
         return
     _debug_mode = True
     try:
+        local.call += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it tells of itself that it is a prototype
+                torch.cuda.set_sync_debug_mode("warn")
+        finally:
+            local.call -= 1
         before = warnings.showwarning
 
         def showwarning(message, category, filename, lineno, file=None, line=None):
@@ -342,15 +352,28 @@ def enable_sync_debug_mode():
             except Exception as error:
                 W.failed("sync debug mode", error)
 
-        warnings.filterwarnings("always", message=".*" + MESSAGE)
         warnings.showwarning = showwarning
-        local.call += 1
-        try:
-            torch.cuda.set_sync_debug_mode("warn")
-        finally:
-            local.call -= 1
+        _ours_first()
     except Exception as error:
         W.failed("sync debug mode", error)
+
+
+def _ours_first():
+    """The script's own filters must neither hide our warnings nor turn them into errors."""
+    if _debug_mode:
+        _filterwarnings("always", message=".*" + MESSAGE)
+
+
+def _keep_ours_first():
+    """Whenever the script sets a filter, ours goes before it again."""
+    for name in ("filterwarnings", "simplefilter", "resetwarnings"):
+        original = getattr(warnings, name)
+
+        def changed(*args, _original=original, **kwargs):
+            _original(*args, **kwargs)
+            _ours_first()
+
+        setattr(warnings, name, functools.wraps(original)(changed))
 
 
 def _debug_warning(frame):

@@ -92,7 +92,10 @@ def install(plan):
     setattr(builtins, _STEP, _step)
     _supply_to_imports()
     _supply_to_runpy()
-    sys.path_hooks.insert(0, _MainDoor)
+    # Before the main script begins, argv[0] is its path, or -c, -m, or empty; a spawned child's is -c here, and is
+    # made its parent's only later, when it runs the file again by other means.
+    if sys.argv and os.path.realpath(sys.argv[0]) in _texts:
+        sys.path_hooks.insert(0, _MainDoor)
 
 
 def _step():
@@ -231,7 +234,7 @@ class _MainDoor:
     opened = False
 
     def __init__(self, path):
-        if _MainDoor.opened or _known(path) is None or not _is_main_script(path):
+        if _MainDoor.opened or _known(path) is None:
             raise ImportError(path)
         _MainDoor.opened = True
         self.path = path
@@ -285,10 +288,3 @@ class _MainDoor:
             __spec__=None,
         )
         exec(code, main)
-
-
-def _is_main_script(path):
-    """The interpreter asks for its main script with an absolute path; argv still holds what was typed."""
-    arguments = getattr(sys, "orig_argv", None) or sys.argv
-    real = os.path.realpath(path)
-    return any(os.path.realpath(argument) == real for argument in arguments if argument and argument[0] != "-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
@@ -249,7 +250,7 @@ def prescription(envelope: Envelope, style: Style) -> list[str]:
     for measurement in envelope.measurements:
         if measurement.metric == "tune.speedup":
             lines += _speedup(measurement, style)
-    if item.verdict:
+    if item.verdict and not any(measurement.metric == "tune.speedup" for measurement in envelope.measurements):
         lines += [style.paint(line, "bold") for line in style.fold(style.text(item.verdict))]
     lines += _changes(item, style)
     if item.proof is not None:
@@ -261,6 +262,10 @@ def prescription(envelope: Envelope, style: Style) -> list[str]:
         lines += style.fold(text, first="proof    ")
     for index, (kind, path) in enumerate(item.files.items()):
         lines.append(f"{'files' if not index else '':<8} {style.text(path)}  ({style.text(kind)})")
+    watched = envelope.case.watched if envelope.case is not None else None
+    if "patch" in item.files and watched is not None:
+        words = f"-p1 -d {shlex.quote(style.text(watched.cwd))} < {shlex.quote(style.text(item.files['patch']))}"
+        lines += [f"apply    patch {words}", f"undo     patch -R {words}"]
     return lines
 
 

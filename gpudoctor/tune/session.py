@@ -303,12 +303,12 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
     """Write the files and assemble the envelope."""
     options, outcome = session.options, session.outcome
     kept = outcome.kept
-    files = {"report": str(options.out / "report.md"), "case": str(options.out / "case.json")}
+    files = {"report": _shown(options.out / "report.md"), "case": _shown(options.out / "case.json")}
     texts = {file: (old, new) for file, (old, new, _) in runner.patched_texts(kept).items()} if kept else {}
     findings = checkup.examine(session.case, command="tune", fail_on="never").findings
     config = launch.launch_config(session.case, options.command, findings=findings)
     if kept:
-        files |= {"launch": str(options.out / "launch.sh"), "patch": str(options.out / "train.patch")}
+        files |= {"launch": _shown(options.out / "launch.sh"), "patch": _shown(options.out / "train.patch")}
         outputs.write(options.out / "train.patch", outputs.diff(texts))
         outputs.write(options.out / "launch.sh", launch.render(config), executable=True)
     prescription = Prescription(
@@ -333,6 +333,12 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
     )
     _write_reports(envelope, options.out)
     return envelope
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the person stands when it lies below, else absolute."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _write_reports(envelope: Envelope, out: Path) -> None:

@@ -264,9 +264,18 @@ def prescription(envelope: Envelope, style: Style) -> list[str]:
         lines.append(f"{'files' if not index else '':<8} {style.text(path)}  ({style.text(kind)})")
     watched = envelope.case.watched if envelope.case is not None else None
     if "patch" in item.files and watched is not None:
-        words = f"-p1 -d {shlex.quote(style.text(watched.cwd))} < {shlex.quote(style.text(item.files['patch']))}"
-        lines += [f"apply    patch {words}", f"undo     patch -R {words}"]
+        where, diff = shlex.quote(style.text(watched.cwd)), shlex.quote(style.text(item.files["patch"]))
+        lines += _command("apply    ", ("patch -p1", f"-d {where}", f"< {diff}"), style)
+        lines += _command("undo     ", ("patch -R -p1", f"-d {where}", f"< {diff}"), style)
     return lines
+
+
+def _command(head: str, parts: Sequence[str], style: Style) -> list[str]:
+    """A shell command that can be copied: continued with a backslash where the terminal is too narrow."""
+    line = head + " ".join(parts)
+    if style.width is None or len(line) <= style.width:
+        return [line]
+    return [(head if not n else " " * len(head)) + p + " \\" * (n < len(parts) - 1) for n, p in enumerate(parts)]
 
 
 def _rates(trials: Iterable[Trial], style: Style) -> list[str]:

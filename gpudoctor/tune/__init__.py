@@ -1,1 +1,1 @@
-"""The closed loop: watch the user's own command, try changes on it, keep what gains, prove that it computes the same."""
+"""The closed loop: watch a command, try changes on it, keep what gains, prove that it still computes the same."""

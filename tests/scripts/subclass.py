@@ -16,7 +16,7 @@ class Named(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-TABLE = {torch.Tensor.to: "to", torch._C.TensorBase.item: "item"}
+TABLE = {torch.Tensor.to: "to", torch.Tensor.__base__.item: "item"}
 loader = DataLoader(data, batch_size=8)  # LOADER
 model = nn.Linear(8, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -50,6 +50,7 @@ def _made_optimizer(original):
         original(self, *args, **kwargs)
         W.optimizers_made += 1
         _remember(self)
+        _hook_again(type(self))
 
     return __init__
 
@@ -112,9 +113,36 @@ def _compile(original):
     def compiling(*args, **kwargs):
         W.compiled = True
         _unwatch_modules()
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        for reference in list(W.optimizers.values()):
+            _hook_again(type(reference()))
+        return result
 
     return compiling
+
+
+def _hook_again(kind):
+    """torch.compile of older versions takes the wrapper that calls the step hooks off every optimizer class."""
+    try:
+        step = getattr(kind, "step", None)
+        if not getattr(step, "hooked", False) or hasattr(step, "_gpudoctor"):
+            return
+        hooking, layer = kind.profile_hook_step(step).__code__, step
+        while layer is not None:
+            if getattr(layer, "__code__", None) is hooking:
+                return  # the wrapper is still there
+            layer = getattr(layer, "__wrapped__", None)
+
+        @functools.wraps(step)
+        def hooked_step(self, *args, **kwargs):
+            result = step(self, *args, **kwargs)
+            _optimizer_stepped(self, args, kwargs)
+            return result
+
+        hooked_step._gpudoctor = True
+        kind.step = hooked_step
+    except Exception as error:
+        W.failed("optimizer hooks", error)
 
 
 def _mark_train():

@@ -112,6 +112,33 @@ def test_time_ends_a_run_at_a_step(tmp_path: Path) -> None:
     assert record.steps
 
 
+SPAWNED_RANKS = """\
+import os, sys, time, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+def work(rank):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("meet"), rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10 ** 6):
+        time.sleep(0.02 * rank)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=2)
+"""
+
+
+def test_ranks_that_a_script_spawns_itself_leave_after_the_same_step(tmp_path: Path) -> None:
+    watched = watch_text(tmp_path, SPAWNED_RANKS, steps=5)
+    assert watched.stopped == "steps", watched.stderr_tail
+    assert [(r.rank, r.world_size, len(r.steps), r.ended, r.notes) for r in watched.records] == [
+        (0, 2, 5, "steps", ()),
+        (1, 2, 5, "steps", ()),
+    ]
+
+
 def override(**arguments: Any) -> tuple[LoaderOverride, ...]:
     return (LoaderOverride(site=f"train.py:{LOADER_LINE}", arguments=arguments),)
 
@@ -168,7 +195,7 @@ def test_calls_are_not_wrapped_when_only_time_matters(tmp_path: Path) -> None:
 
 WRAPPERS = """\
 import copy, inspect, pickle, torch
-to, base = torch.Tensor.to, torch._C.TensorBase.to
+to, base = torch.Tensor.to, torch.Tensor.__base__.to
 assert type(to) is not type(base)
 assert to == base and base == to and hash(to) == hash(base) and not to != base and to != torch.Tensor.cpu
 assert {base: 1}[to] == 1 and to in [base] and to.__name__ == "to" and to.__doc__ == base.__doc__

@@ -8,36 +8,48 @@ import subprocess
 import time
 from pathlib import Path
 
+CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+CLEANER_WAIT_S = 2.0
+GIVE_UP_S = 5.0
 
-def end_all(process: subprocess.Popen[bytes], plan_file: str, *, term_wait_s: float) -> None:
-    """SIGTERM to all, up to `term_wait_s` seconds for them to end in order, then SIGKILL until none is left.
 
-    torchrun starts its ranks in sessions of their own and daemons leave theirs, so processes are also found by the
-    plan's unique path in their environment. A process stuck in the kernel is given up after five seconds.
+def end_all(process: subprocess.Popen[bytes], plan_file: str) -> None:
+    """SIGKILL to all, until none is left.
+
+    Not SIGTERM: a script's handler for it may overwrite a checkpoint. torchrun starts its ranks in sessions of their
+    own and daemons leave theirs, so processes are also found by the plan's unique path in their environment. The
+    helpers that remove shared memory end by themselves after the others, and get two seconds for it. A process stuck
+    in the kernel is given up after five.
     """
-    if term_wait_s > 0:
-        _signal(process, plan_file, signal.SIGTERM)
-        deadline = time.monotonic() + term_wait_s
-        while time.monotonic() < deadline and (process.poll() is None or members(process.pid, plan_file)):
-            time.sleep(0.02)
-    deadline = time.monotonic() + 5.0
+    begun = time.monotonic()
     while True:
-        _signal(process, plan_file, signal.SIGKILL)
-        if process.poll() is not None and not members(process.pid, plan_file):
+        found = members(process.pid, plan_file)
+        waited = time.monotonic() - begun
+        if process.poll() is None:
+            process.kill()
+        elif not found:
             return
-        if time.monotonic() > deadline:
+        if waited > GIVE_UP_S:
             return
+        for pid in found:
+            if waited > CLEANER_WAIT_S or not _cleans_up(pid):
+                _kill(pid)
         time.sleep(0.01)
 
 
-def _signal(process: subprocess.Popen[bytes], plan_file: str, number: signal.Signals) -> None:
-    for pid in members(process.pid, plan_file):
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
-    if process.poll() is None:
-        process.send_signal(number)
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _cleans_up(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in CLEANERS)
 
 
 def members(session: int, plan_file: str) -> list[int]:

@@ -16,7 +16,8 @@ _STEP = struct.Struct("<4d")
 
 
 def read_records(folder: Path, exit_codes: Mapping[int, int | None]) -> tuple[WatchRecord, ...]:
-    """Records of processes that made steps, sorted by rank; of all watched processes when none made any.
+    """Records of processes that made steps, sorted by rank; of all watched processes when none made any
+    (of the ranks alone, where there are ranks).
 
     exit_codes: pid -> exit code of the processes whose end the caller saw.
     """
@@ -30,29 +31,27 @@ def read_records(folder: Path, exit_codes: Mapping[int, int | None]) -> tuple[Wa
         if record.ended in ("exit", "exception", "unknown") and exit_codes.get(record.pid) is not None:
             record = dataclasses.replace(record, exit_code=exit_codes[record.pid])
         found.append(record)
-    with_steps = [record for record in found if record.steps]
-    return tuple(sorted(with_steps or found, key=lambda record: (record.rank or 0, record.pid)))
+    # a launcher imports torch too; it makes no steps and is no rank
+    wanted = [record for record in found if record.steps] or [record for record in found if record.rank is not None]
+    return tuple(sorted(wanted or found, key=lambda record: (record.rank or 0, record.pid)))
 
 
 def _with_logged_steps(record: WatchRecord, folder: Path) -> WatchRecord:
-    """Steps made after the last record was written, by a process that was killed or hangs."""
+    """The steps of a process that was killed or hangs: its last record is up to a second old, its log is not."""
     if record.ended != "unknown":
         return record
-    logged = _logged(folder / f"steps-{record.pid}.bin")
-    more = logged[len(record.steps) :]
-    if not more:
+    steps = _logged(folder / f"steps-{record.pid}.bin")
+    if not steps:
         return record
-    watched = record.watched_s
-    if watched is not None:
-        watched += sum(step.wall_ms for step in more) / 1000
-    steps = record.steps + more
+    watched = max(sum(step.wall_ms for step in steps) / 1000, record.watched_s or 0.0)
+    timed = len(steps) - (steps[0].wall_ms == 0.0)  # the begin of the first step may not have been seen
     return dataclasses.replace(
         record,
         steps=steps,
-        watched_s=watched,
-        steps_per_s=len(steps) / watched if watched else record.steps_per_s,
-        batches_per_s=None,  # how many batches these steps took was not written down
-        notes=(*record.notes, "killed before its last record: sites and counts miss up to the last second"),
+        watched_s=watched or None,
+        steps_per_s=timed / watched if watched and timed else None,
+        batches_per_s=None,  # how many batches the last steps took was not written down
+        notes=(*record.notes, "ended without its last record: sites and counts miss up to the last second"),
     )
 
 

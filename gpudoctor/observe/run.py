@@ -26,7 +26,6 @@ from gpudoctor.observe import processes, records
 INJECT = Path(__file__).resolve().parent / "inject"
 POLL_S = 0.05
 TAIL_BYTES = 8000
-TERM_WAIT_S = 2.0
 Stopped = Literal["steps", "deadline", "exit", "interrupted"]
 Progress = Callable[[int, int | None, float], None]
 
@@ -110,8 +109,8 @@ class _Run:
             finally:
                 # before anything else, and again after a second Ctrl-C
                 with contextlib.suppress(KeyboardInterrupt):
-                    processes.end_all(process, str(self.plan_file), term_wait_s=self._patience())
-                processes.end_all(process, str(self.plan_file), term_wait_s=0.0)
+                    processes.end_all(process, str(self.plan_file))
+                processes.end_all(process, str(self.plan_file))
             self._drain(process, log)
         exit_code = None if stopped != "exit" else process.returncode
         found = records.read_records(self.record_dir, {process.pid: exit_code})
@@ -124,10 +123,6 @@ class _Run:
             stderr_tail=self.tail.decode("utf-8", errors="replace"),
             writes=records.read_writes(self.record_dir),
         )
-
-    def _patience(self) -> float:
-        """A command that has stopped at its steps has nothing more to say; another may want to end in order."""
-        return 0.0 if records.all_stopped(self.record_dir) else TERM_WAIT_S
 
     def _start(self, log: IO[bytes] | None) -> subprocess.Popen[bytes]:
         if not self.command:

@@ -122,17 +122,11 @@ def write(final):
     os.replace(path + ".part", path)
 
 
-def _number(name):
-    try:
-        return int(os.environ[name])
-    except (KeyError, ValueError):
-        return None
-
-
 def _build(final):
     from _gpudoctor_watch import imports, steps
 
     torch = W.torch
+    rank, world_size = state.ranks()
     cuda = bool(torch is not None and torch.cuda.is_initialized())
     batches = [info.batches for info in W.loaders if info.train] or [info.batches for info in W.loaders]
     begun = steps.begin()
@@ -152,9 +146,9 @@ def _build(final):
     result = {
         "version": 1,
         "pid": W.pid,
-        "rank": _number("RANK"),
-        "local_rank": _number("LOCAL_RANK"),
-        "world_size": _number("WORLD_SIZE"),
+        "rank": rank,
+        "local_rank": state.launched("LOCAL_RANK"),
+        "world_size": world_size,
         "argv": [str(part) for part in getattr(sys, "argv", [])],
         "cwd": W.cwd,
         "python": platform.python_version(),
@@ -173,7 +167,7 @@ def _build(final):
         "backwards": W.backwards,
         "module_calls": W.module_calls,
         "counts_differ": _differ(sum(batches)),
-        "steps": [_step(values) for values in W.steps],
+        "steps": [_step(values) for values in W.steps] if final else [],  # until then they stand in the mapped file
         "watched_s": watched,
         "steps_per_s": per_s,
         "batches_per_s": sum(batches) / watched if watched and sum(batches) else None,

@@ -147,6 +147,25 @@ def _process_age():
         return 0.0
 
 
+def launched(name):
+    """A number that a launcher has set in the environment, or None."""
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def ranks():
+    """(rank, number of ranks): from torch.distributed when the script has joined a group, else from the launcher."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+    except Exception as error:
+        W.failed("ranks", error)
+    return launched("RANK"), launched("WORLD_SIZE")
+
+
 def seconds_since_start():
     return W.process_age + (clock() - W.t0) - W.paused
 

@@ -309,10 +309,8 @@ def _may_stop(rank):
 
 
 def _ranks_here():
-    try:
-        return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
-    except ValueError:
-        return 1
+    """Ranks on this machine; without a launcher's word for it, all of them."""
+    return state.launched("LOCAL_WORLD_SIZE") or state.ranks()[1] or 1
 
 
 def _agreed_stop():

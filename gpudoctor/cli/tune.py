@@ -55,7 +55,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Try changes on your own training command, keep what gains, and prove it."""
-    from gpudoctor.cli.output import Result, execute, progress
+    from gpudoctor.cli.output import Result, execute, interrupted_exit_code, progress
 
     common = options.Common(
         form=form,
@@ -71,7 +71,10 @@ def command(
     )
 
     def body() -> Result:
+        import dataclasses
+
         from gpudoctor.collect import collect_case
+        from gpudoctor.errors import EXIT_INTERRUPTED
         from gpudoctor.examples import copy_example
         from gpudoctor.tune import outputs
         from gpudoctor.tune.commands import as_command
@@ -106,7 +109,10 @@ def command(
                 update(done, None, text)
 
             machine = collect_case(timeout_s=timeout)
-            return Result(envelope=tune(chosen, machine, on_stage=stage))
+            envelope = tune(chosen, machine, on_stage=stage)
+        if envelope.exit_code == EXIT_INTERRUPTED:
+            envelope = dataclasses.replace(envelope, exit_code=interrupted_exit_code())
+        return Result(envelope=envelope)
 
     execute("tune", common, body)
 

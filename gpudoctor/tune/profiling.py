@@ -71,10 +71,7 @@ def profile(
     stopped = seen.stopped == "interrupted"
     counted = [record for record in training_records(seen) if record.steps or record.batches]
     if not counted and not stopped:
-        raise GpudoctorError(
-            f"no step was ever seen: {problem or 'the command ended by itself'}",
-            "run it alone first, or name the line that makes one step with --step-at FILE:LINE",
-        )
+        raise no_step(problem)
     notes = []
     fewest = min((len(record.steps) for record in counted), default=0)
     if problem is None and not stopped and fewest < steps:
@@ -86,3 +83,13 @@ def profile(
     case = dataclasses.replace(machine, watched=seen, measurements=(*machine.measurements, *numbers))
     error = None if problem is None else f"the command failed: {problem}; the result holds what was seen until then"
     return Profiled(case=case, notes=tuple(notes), error=error, interrupted=stopped)
+
+
+def no_step(problem: str | None) -> GpudoctorError:
+    """The error for a command that made no step; `problem` is how it failed, None when it ended by itself."""
+    if problem is not None:
+        return GpudoctorError(f"the command failed before its first step: {problem}", "run it alone first")
+    return GpudoctorError(
+        "no step was ever seen: the command ended without an optimizer step, a module call or a loader batch",
+        "name the line that makes one step with --step-at FILE:LINE; Python must be able to import torch there",
+    )

@@ -30,6 +30,7 @@ from gpudoctor.prescribe import launch
 from gpudoctor.source import later_use
 from gpudoctor.tune import outputs, vetting, watched
 from gpudoctor.tune import proof as proving
+from gpudoctor.tune.profiling import no_step
 from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failure, judge
 from gpudoctor.tune.sandbox import open_sandbox
 from gpudoctor.tune.search import Group, Outcome, Search
@@ -126,10 +127,7 @@ def _discover(session: Session, runner: CommandRunner) -> None:
         )
     rate, _, error = judge(dataclasses.replace(seen, stopped="steps", exit_code=0), changed=False)
     if rate is None:
-        raise GpudoctorError(
-            f"no step was ever seen in {elapsed:.0f} s of {' '.join(options.command)}: {problem or error}",
-            "name the line that makes one step with --step-at FILE:LINE",
-        )
+        raise no_step(problem if problem is not None or seen.stopped == "exit" else error)
     if problem is not None:
         session.notes.append(f"the unchanged command ended early: {problem}; what was seen until then is used")
     _guard_files(session, runner, seen)

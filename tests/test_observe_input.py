@@ -191,7 +191,8 @@ def test_a_script_ends_when_gpudoctor_is_killed(tmp_path: Path) -> None:
         "import sys\nfrom gpudoctor.model import WatchPlan\nfrom gpudoctor.observe import watch\n"
         "watch([sys.executable, 'train.py'], WatchPlan(record_dir=''))\n"
     )
-    doctor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # what a killed gpudoctor leaves there
+    doctor = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=env)
     file = tmp_path / "pid"
     wait_until(lambda: file.exists() and file.read_text() != "")
     doctor.kill()

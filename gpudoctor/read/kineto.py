@@ -1,0 +1,421 @@
+"""Kineto traces (torch.profiler's JSON) into a Recording: typed decoding piece by piece, never the whole file.
+
+Three ways to decode a piece, each slower and more forgiving than the one before: by category (only the fields that the
+category needs), all fields of every event (for old traces, whose memory events have no category), event by event.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from gpudoctor.errors import GpudoctorError
+from gpudoctor.read import kineto_names as names
+from gpudoctor.read.kineto_stream import Ends, Gunzip, pieces
+from gpudoctor.read.recording import COPY, MEMSET, SYNC, Mark, Recording
+
+if TYPE_CHECKING:
+    import msgspec
+
+KIND = "kineto-trace"
+
+# Roles of the categories, old (capital letters) and new; a category that is not here is learned, see _Decoders.
+_OPERATOR, _RANGE, _FRAME, _CALL, _KERNEL, _COPY, _MEMSET, _SYNC, _SKIP = range(9)
+_ROLES = {
+    "cpu_op": _OPERATOR,
+    "Operator": _OPERATOR,
+    "user_annotation": _RANGE,
+    "python_function": _FRAME,
+    "cuda_runtime": _CALL,
+    "cuda_driver": _CALL,
+    "hip_runtime": _CALL,
+    "Runtime": _CALL,
+    "kernel": _KERNEL,
+    "Kernel": _KERNEL,
+    "gpu_memcpy": _COPY,
+    "Memcpy": _COPY,
+    "gpu_memset": _MEMSET,
+    "Memset": _MEMSET,
+    "cuda_sync": _SYNC,
+    **dict.fromkeys(
+        ("ac2g", "async", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "cpu_instant_event"), _SKIP
+    ),
+    **dict.fromkeys(("Trace", "overhead", "gpu_user_annotation", "python_info", "cuda_profiler_range"), _SKIP),
+}
+_MOST_LEARNED = 200
+_NANOSECONDS = 1e17  # a time above this is no number of microseconds since 1970
+_STEP = re.compile(r"ProfilerStep")
+_OPTIMIZER = re.compile(r"Optimizer\.step#")
+_LOADER = re.compile(r"DataLoader|DataLoaderIter|\[pl\].*(?:train_dataloader_next|_next$)")
+
+
+def read_kineto(path: Path | None, stream: BinaryIO | None = None, *, name: str) -> Recording:
+    """The Recording of one trace, .json or .json.gz; of `stream` when there is no path.
+
+    GpudoctorError when it cannot be read, is damaged JSON or has no events. A file that is cut off gives what it has,
+    and `truncated`.
+    """
+    try:
+        with path.open("rb") if path is not None else _borrowed(stream) as file:
+            packed = file.peek(2)[:2] == b"\x1f\x8b" if hasattr(file, "peek") else False
+            unzipped = Gunzip(file) if packed else None
+            collector = _Collector()
+            ends = pieces(unzipped.read if unzipped else file.read, collector.decode, name=name)
+    except OSError as error:
+        raise GpudoctorError(f"cannot read {name}: {error.strerror or error}") from None
+    recording = collector.recording
+    recording.truncated = ends.truncated or (unzipped is not None and unzipped.truncated)
+    if not recording.events:
+        raise GpudoctorError(f"{name} is a trace without events", "record at least one step with torch.profiler")
+    collector.describe(ends)
+    return recording
+
+
+def _borrowed(stream: BinaryIO | None) -> Any:
+    import contextlib
+    import io
+
+    if stream is None:
+        raise OSError("standard input is not available")
+    return contextlib.nullcontext(io.BufferedReader(stream) if isinstance(stream, io.RawIOBase) else stream)
+
+
+class _Collector:
+    """Decodes pieces and sorts their events into the columns of a Recording."""
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+        self._decoders = _Decoders()
+        self._kinds = names.Kinds()
+        self._calls = names.Calls()
+        self._user_frames: dict[str, bool] = {}
+        self._threads: dict[int | str, int] = {}
+        self._base: float | None = None
+        self._scale = 1000.0  # nanoseconds in the file's unit
+        self._by_category = True
+
+    def decode(self, piece: bytes) -> bool:
+        """Take over the events of a JSON array; False when it is no JSON."""
+        import msgspec
+
+        decoders = self._decoders
+        stacks = b'"Call stack"' in piece
+        if self._by_category:
+            try:
+                self._take(decoders.by_category(stacks).decode(piece), type)
+            except msgspec.ValidationError:
+                pass
+            except (msgspec.DecodeError, RecursionError):
+                return False
+            else:
+                return True
+        try:
+            events = decoders.plain.decode(piece)
+        except msgspec.ValidationError:
+            events = self._one_by_one(piece)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        if not all(decoders.knows(event.cat) for event in events if event.cat is not None):
+            decoders.learn({event.cat for event in events if event.cat is not None})
+        # Where most pieces have events without a category, trying by category first is wasted.
+        self._by_category = sum(event.cat is None for event in events) * 50 < len(events)
+        self._take(events, _category)
+        return True
+
+    def _one_by_one(self, piece: bytes) -> list[Any]:
+        """The events that can be understood; the others are counted."""
+        import msgspec
+
+        found = []
+        for raw in msgspec.json.decode(piece, type=list[msgspec.Raw]):
+            try:
+                found.append(self._decoders.one.decode(raw))
+            except (msgspec.ValidationError, RecursionError):
+                self.recording.not_understood += 1
+        return found
+
+    def _take(self, events: Sequence[Any], key: Callable[[Any], Any]) -> None:
+        by_role: list[list[Any]] = [[] for _ in range(_SKIP)]
+        put = {what: by_role[role].append for what, role in self._decoders.roles(key is type) if role != _SKIP}
+        for event in events:
+            add = put.get(key(event))
+            if add is not None:
+                add(event)
+        self.recording.events += len(events)
+        self._operators(by_role[_OPERATOR])
+        self._ranges(by_role[_RANGE])
+        self._frames(by_role[_FRAME])
+        self._runtime(by_role[_CALL])
+        for role in (_KERNEL, _COPY, _MEMSET, _SYNC):
+            self._activities(by_role[role], role)
+
+    def _times(self, events: Sequence[Any]) -> tuple[Any, Any]:
+        """Begin and end in nanoseconds from the base."""
+        import numpy as np
+
+        start = np.array(array("d", [event.ts for event in events]))
+        length = np.array(array("d", [event.dur for event in events]))
+        if self._base is None:
+            if start[0] > _NANOSECONDS:
+                self._scale = 1.0
+            self._base = math.floor(start[0])
+        start -= self._base
+        if self._scale != 1.0:
+            start *= self._scale
+            length *= self._scale
+        first = np.rint(start, out=start).astype(np.int64)
+        return first, first + np.rint(length, out=length).astype(np.int64)
+
+    def _thread(self, tid: int | str) -> int:
+        number = self._threads.get(tid)
+        if number is None:
+            key = int(tid) if isinstance(tid, str) and tid.isdecimal() else tid
+            number = self._threads.setdefault(key, min(len(self._threads), 32_000))
+            self._threads[tid] = number
+        return number
+
+    def _operators(self, events: list[Any]) -> None:
+        if not events:
+            return
+        recording = self.recording
+        marked = [event for event in events if "#" in event.name]
+        if marked:  # old traces have their ranges among the operators
+            self._ranges(marked)
+            events = [event for event in events if "#" not in event.name]
+            if not events:
+                return
+        start, end = self._times(events)
+        ids, thread = recording.names, self._thread
+        stacks = recording.stacks
+        recording.operators.add(
+            start=start,
+            end=end,
+            thread=[thread(event.tid) for event in events],
+            name=[ids[event.name] for event in events],
+            stack=[stacks[event.args.stack] if event.args is not None else 0 for event in events]
+            if hasattr(events[0], "args")
+            else [0] * len(events),
+        )
+
+    def _ranges(self, events: list[Any]) -> None:
+        for event in events:
+            name = event.name
+            kept = (
+                self.recording.steps
+                if _STEP.search(name)
+                else self.recording.optimizer_steps
+                if _OPTIMIZER.search(name)
+                else self.recording.loader_waits
+                if _LOADER.search(name)
+                else None
+            )
+            if kept is not None:
+                start, end = self._times([event])
+                kept.append(Mark(name=name, start=int(start[0]), end=int(end[0])))
+
+    def _frames(self, events: list[Any]) -> None:
+        known = self._user_frames
+        for event in events:
+            if event.name not in known and len(known) < 200_000:
+                known[event.name] = names.user_frame(event.name) is not None
+        events = [event for event in events if known.get(event.name)]
+        if events:
+            start, end = self._times(events)
+            ids, thread = self.recording.names, self._thread
+            self.recording.frames.add(
+                start=start,
+                end=end,
+                thread=[thread(event.tid) for event in events],
+                name=[ids[event.name] for event in events],
+            )
+
+    def _runtime(self, events: list[Any]) -> None:
+        calls = self._calls
+        events = [event for event in events if calls[event.name]]
+        if not events:
+            return
+        start, end = self._times(events)
+        correlation = array("q", [_int(event.args.correlation) if event.args is not None else -1 for event in events])
+        self.recording.launches.add(start=start, correlation=correlation)
+        chosen = [place for place, event in enumerate(events) if calls[event.name] == names.CALL]
+        if chosen:
+            ids, thread = self.recording.names, self._thread
+            self.recording.calls.add(
+                start=start[chosen],
+                end=end[chosen],
+                correlation=[correlation[place] for place in chosen],
+                thread=[thread(events[place].tid) for place in chosen],
+                name=[ids[events[place].name] for place in chosen],
+            )
+
+    def _activities(self, events: list[Any], role: int) -> None:
+        events = [event for event in events if event.args is not None]
+        if not events:
+            return
+        start, end = self._times(events)
+        ids = self.recording.names
+        arguments = [event.args for event in events]
+        if role == _KERNEL:
+            kinds = self._kinds
+            kind = [kinds[event.name] for event in events]
+        else:
+            kind = [{_COPY: COPY, _MEMSET: MEMSET, _SYNC: SYNC}[role]] * len(events)
+        self.recording.activities.add(
+            start=start,
+            end=end,
+            correlation=[_int(item.correlation) for item in arguments],
+            bytes=[_int(item.bytes) for item in arguments],
+            stream=[_small(item.stream) for item in arguments],
+            device=[_small(item.device) for item in arguments],
+            name=[ids[event.name] for event in events],
+            kind=kind,
+        )
+
+    def describe(self, ends: Ends) -> None:
+        """Rank, devices and clock from what stands around the events."""
+        recording = self.recording
+        base_ns = 0
+        for text in (ends.head, ends.tail):
+            about = _about(text)
+            job = about.get("distributedInfo")
+            if isinstance(job, dict):
+                recording.rank = _rank(job.get("rank"), recording.rank)
+                recording.world_size = _rank(job.get("world_size"), recording.world_size)
+            devices = about.get("deviceProperties")
+            for device in devices if isinstance(devices, list) else ():
+                if isinstance(device, dict) and isinstance(device.get("id"), int) and device.get("name"):
+                    recording.device_names[device["id"]] = str(device["name"])[:200]
+            if isinstance(about.get("baseTimeNanoseconds"), int):
+                base_ns = about["baseTimeNanoseconds"]
+        recording.base_ns = base_ns + int((self._base or 0) * self._scale)
+
+
+class _Decoders:
+    """msgspec decoders: a union of one class a category, and a class with all fields."""
+
+    def __init__(self) -> None:
+        self._roles = dict(_ROLES)
+        self._learned = 0
+        self._classes: dict[tuple[str, bool], Any] = {}
+        self._unions: dict[bool, msgspec.json.Decoder[Any]] = {}
+
+    def by_category(self, stacks: bool) -> msgspec.json.Decoder[Any]:
+        import msgspec
+
+        if stacks not in self._unions:
+            kinds = tuple(self._class(category, stacks) for category in self._roles)
+            self._unions[stacks] = msgspec.json.Decoder(list[functools.reduce(lambda a, b: a | b, kinds)])  # type: ignore[misc]
+        return self._unions[stacks]
+
+    @functools.cached_property
+    def plain(self) -> msgspec.json.Decoder[Any]:
+        import msgspec
+
+        return msgspec.json.Decoder(list[self._plain])  # type: ignore[name-defined]
+
+    @functools.cached_property
+    def one(self) -> msgspec.json.Decoder[Any]:
+        import msgspec
+
+        return msgspec.json.Decoder(self._plain)
+
+    @functools.cached_property
+    def _plain(self) -> Any:
+        import msgspec
+
+        arguments = _arguments("AnyArguments", "stream", "correlation", "device", "bytes", "stack")
+        fields = [("cat", str | None, None), ("name", str, ""), ("ts", float, 0.0), ("dur", float, 0.0)]
+        return msgspec.defstruct(
+            "AnyEvent", [*fields, ("tid", int | str, 0), ("args", arguments | None, None)], gc=False
+        )
+
+    def _class(self, category: str, stacks: bool) -> Any:
+        import msgspec
+
+        role = self._roles[category]
+        key = (category, stacks and role == _OPERATOR)
+        if key not in self._classes:
+            timed: list[Any] = [("name", str, ""), ("ts", float, 0.0), ("dur", float, 0.0)]
+            host: list[Any] = [*timed, ("tid", int | str, 0)]
+            fields: list[Any] = {_SKIP: [], _OPERATOR: host, _RANGE: host, _FRAME: host}.get(role, timed)
+            if role == _CALL:
+                fields = [*host, ("args", _arguments("CallArguments", "correlation") | None, None)]
+            elif role == _OPERATOR and stacks:
+                fields = [*host, ("args", _arguments("OperatorArguments", "stack") | None, None)]
+            elif role in (_KERNEL, _COPY, _MEMSET, _SYNC):
+                wanted = ("stream", "correlation", "device", "bytes")
+                fields = [*timed, ("args", _arguments("DeviceArguments", *wanted) | None, None)]
+            self._classes[key] = msgspec.defstruct(
+                f"Event{len(self._classes)}", fields, tag_field="cat", tag=category, gc=False
+            )
+        return self._classes[key]
+
+    def roles(self, by_class: bool) -> Iterable[tuple[Any, int]]:
+        """The role by class, or by the name of the category."""
+        if not by_class:
+            return self._roles.items()
+        return [(kind, self._roles[category]) for (category, _), kind in self._classes.items()]
+
+    def knows(self, category: str) -> bool:
+        return category in self._roles
+
+    def learn(self, categories: set[str]) -> None:
+        """Categories met for the first time: a runtime's are calls, all others are passed over."""
+        for category in sorted(categories - self._roles.keys()):
+            if self._learned < _MOST_LEARNED:
+                self._learned += 1
+                self._roles[category] = _CALL if category.endswith(("_runtime", "_driver")) else _SKIP
+                self._unions.clear()
+
+
+@functools.cache
+def _arguments(title: str, *wanted: str) -> Any:
+    """A class for `args` with these fields; numbers may be written as text, as in hip traces."""
+    import msgspec
+
+    types: dict[str, tuple[Any, Any]] = {
+        "stream": (int | str, -1),
+        "correlation": (int | str, -1),
+        "device": (int | str, -1),
+        "bytes": (int | float | str, -1),
+        "stack": (str, ""),
+    }
+    fields = [(name, *types[name]) for name in wanted]
+    return msgspec.defstruct(title, fields, rename={"stack": "Call stack"}, gc=False)
+
+
+def _category(event: Any) -> Any:
+    return event.cat
+
+
+def _int(value: float | str) -> int:
+    try:
+        number = int(value)
+    except (ValueError, OverflowError):
+        return -1
+    return number if -(2**62) < number < 2**62 else -1
+
+
+def _small(value: float | str) -> int:
+    number = _int(value)
+    return number if -(2**31) <= number < 2**31 else -1
+
+
+def _rank(value: object, known: int | None) -> int | None:
+    """A whole number that is not negative, else what was known."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000 else known
+
+
+def _about(text: bytes) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):  # the surroundings are damaged, the events are not
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -49,6 +49,7 @@ from gpudoctor.model.prescription import (
     Trial,
 )
 from gpudoctor.model.rule import Example, Rule, RuleModule, Unchecked
+from gpudoctor.model.source import SourceFacts, SourceKind, SourceLoader, SourceSite
 from gpudoctor.model.trace import (
     Bound,
     DeviceWork,
@@ -138,6 +139,10 @@ __all__ = [
     "Severity",
     "Software",
     "Source",
+    "SourceFacts",
+    "SourceKind",
+    "SourceLoader",
+    "SourceSite",
     "Status",
     "Step",
     "StepSource",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gpudoctor.model.facts import Conflict, Gap, Gpu, Host, Limits, Nic, NumaNode, Pair, Software, Source
 from gpudoctor.model.measurement import Measurement
+from gpudoctor.model.source import SourceFacts
 from gpudoctor.model.trace import TraceFacts
 from gpudoctor.model.watch import Watched
 
@@ -42,6 +43,7 @@ class Case:
     software: Software = field(default_factory=Software)
     limits: Limits = field(default_factory=Limits)
     watched: Watched | None = None
+    source: SourceFacts | None = None
     traces: tuple[TraceFacts, ...] = ()  # of one job, sorted by rank
     measurements: tuple[Measurement, ...] = ()
     gaps: tuple[Gap, ...] = ()

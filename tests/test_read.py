@@ -63,9 +63,10 @@ def test_machines_that_differ_stay_apart(tmp_path: Path) -> None:
 
 def test_each_bad_input_costs_one_line_and_the_rest_is_read(tmp_path: Path) -> None:
     good = write(tmp_path, "topo.txt", TOPO)
+    (tmp_path / "nothing").mkdir()
     bad = {
         str(tmp_path / "missing.txt"): "No such file",
-        str(tmp_path): "directory",
+        str(tmp_path / "nothing"): "folder without files",
         write(tmp_path, "empty.txt", ""): "empty",
         write(tmp_path, "blank.txt", " \n\n"): "empty",
         write(tmp_path, "binary.bin", b"\x7fELF\0\0\1" * 50): "binary",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Artifact, Case
-from gpudoctor.read import case, smi_topo
+from gpudoctor.read import case, kineto, smi_topo, traces
 from gpudoctor.read.files import load, one_line
 from gpudoctor.read.sniff import UNDERSTOOD, identify
 
 __all__ = ["ReadResult", "identify", "read_artifacts"]
+
+_MOST_FILES = 4096  # of one folder
+_HEAD = 256 * 1024  # characters that tell what standard input is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +30,32 @@ class ReadResult:
 
 
 def read_artifacts(paths: Sequence[str], stdin: TextIO | BinaryIO | None = None) -> ReadResult:
-    """Read files ("-" is `stdin`) of any kind that gpudoctor understands.
+    """Read files ("-" is `stdin`), and the files of folders, of any kind that gpudoctor understands.
 
-    Topology texts of one machine (same GPUs and NICs, no contradiction) become one Case; everything else stays apart,
-    in the order of the inputs. Never raises for a bad input: it becomes a line in `errors`.
+    Topology texts of one machine (same GPUs and NICs, no contradiction) become one Case, and so do the traces of one
+    job; everything else stays apart, in the order of the inputs, the traces last. Never raises for a bad input: it
+    becomes a line in `errors`. In a folder, files of unknown kinds are listed and passed over.
     """
     found: list[Case | smi_topo.Topology] = []
     artifacts: list[Artifact] = []
     errors: list[str] = []
+    trace_files: list[Path] = []
+    trace_stdin: BinaryIO | None = None
+    paths, inside = _with_folders(paths, errors)
     for path in paths:
+        if path != "-" and traces.sniff(path) is not None:
+            trace_files.append(Path(path))
+            continue
         try:
             text, warning = load(path, stdin)
         except GpudoctorError as error:
-            errors.append(str(error))
+            if path in inside:
+                artifacts.append(Artifact(file=path, kind="unknown", lines=0))
+            else:
+                errors.append(str(error))
+            continue
+        if path == "-" and traces.identify_trace(text[:_HEAD].encode()) == kineto.KIND:
+            trace_stdin = io.BytesIO(text.encode())
             continue
         if warning:
             errors.append(warning)
@@ -56,13 +74,45 @@ def read_artifacts(paths: Sequence[str], stdin: TextIO | BinaryIO | None = None)
             for topology in topologies:
                 _add(found, topology)
         else:
-            errors.append(f"cannot tell what {one_line(name)} is: understood are {UNDERSTOOD}")
+            if path not in inside:
+                errors.append(f"cannot tell what {one_line(name)} is: understood are {UNDERSTOOD}")
             not_understood = lines
         artifacts.append(
             Artifact(file=name, kind=kind, lines=lines, lines_not_understood=not_understood, truncated=truncated)
         )
-    cases = tuple(item if isinstance(item, Case) else smi_topo.build_case(item) for item in found)
-    return ReadResult(cases=cases, artifacts=tuple(artifacts), errors=tuple(errors))
+    cases = [item if isinstance(item, Case) else smi_topo.build_case(item) for item in found]
+    if trace_files or trace_stdin is not None:
+        read = traces.read_traces(trace_files, trace_stdin)
+        cases += [traces.trace_case(job) for job in read.jobs]
+        artifacts += read.artifacts
+        errors += read.errors
+    return ReadResult(cases=tuple(cases), artifacts=tuple(artifacts), errors=tuple(errors))
+
+
+def _with_folders(paths: Sequence[str], errors: list[str]) -> tuple[list[str], set[str]]:
+    """The paths with each folder replaced by the files in it, and which of them came from a folder."""
+    found: list[str] = []
+    inside: set[str] = set()
+    named = set(paths)
+    for path in paths:
+        try:
+            folder = path != "-" and Path(path).is_dir()
+            files = sorted(str(file) for file in Path(path).iterdir() if _is_listed(file)) if folder else [path]
+            files = [file for file in files if not folder or file not in named]
+        except (OSError, ValueError) as error:
+            errors.append(f"cannot read {one_line(path)}: {getattr(error, 'strerror', None) or error}")
+            continue
+        if folder and not files:
+            errors.append(f"cannot read {one_line(path)}: it is a folder without files")
+        if len(files) > _MOST_FILES:
+            errors.append(f"{one_line(path)} has {len(files)} files: only the first {_MOST_FILES} were read")
+        found += files[:_MOST_FILES]
+        inside |= set(files) if folder else set()
+    return found, inside
+
+
+def _is_listed(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".")
 
 
 def _add(found: list[Case | smi_topo.Topology], topology: smi_topo.Topology) -> None:

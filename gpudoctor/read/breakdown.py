@@ -65,7 +65,7 @@ def device_work(recording: Recording, before: int | None, device: int | None = N
         device = int(known[counts.argmax()]) if device is None else device
         others = int(len(chosen) - (devices == device).sum())
         chosen = chosen[devices == device] if others else chosen
-    launched = _launch_times(recording, table.ints("correlation")[chosen])
+    launched = _launch_times(recording, table.ints("start")[chosen], table.ints("correlation")[chosen])
     if before is not None:
         whole = (launched < before) & (launched != _NEVER)
         chosen, launched = chosen[whole], launched[whole]
@@ -82,18 +82,31 @@ def device_work(recording: Recording, before: int | None, device: int | None = N
     )
 
 
-def _launch_times(recording: Recording, correlation: Ints) -> Ints:
+def _launch_times(recording: Recording, activity_start: Ints, correlation: Ints) -> Ints:
+    """When the call began that launched each activity; where several calls share its number, the last one before it."""
     import numpy as np
 
     launches = recording.launches
     known = launches.ints("correlation")
     if not len(known) or not len(correlation):
         return np.full(len(correlation), _NEVER)
+    start = launches.ints("start")
     order = np.argsort(known, kind="stable")
     known = known[order]
     place = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
     found = (known[place] == correlation) & (correlation >= 0)
-    return np.where(found, launches.ints("start")[order[place]], _NEVER)
+    if (known[1:] == known[:-1]).any():
+        order = order[np.lexsort((start[order], known))]
+        last = np.searchsorted(known, correlation, side="right") - 1
+        # Halving the interval of equal numbers, for all activities at once.
+        low, high = place.copy(), np.maximum(last, place)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            before = start[order[middle]] <= activity_start
+            low, high = np.where(before, middle, low), np.where(before, high, middle - 1)
+            high = np.maximum(low, high)
+        place = low
+    return np.where(found, start[order[place]], _NEVER)
 
 
 def gaps_with_next(work: Device) -> tuple[Union, Ints]:

@@ -6,7 +6,7 @@ from gpudoctor.read import case, smi_topo
 from gpudoctor.read.matrix import read_matrices
 
 UNKNOWN = "unknown"
-UNDERSTOOD = "a Case or --json output of gpudoctor, or the text of `nvidia-smi topo -m`"
+UNDERSTOOD = "a Case or --json output of gpudoctor, the text of `nvidia-smi topo -m`, a trace of torch.profiler or nsys"
 
 
 def identify(text: str, name: str = "") -> str:

@@ -1,0 +1,285 @@
+"""From a Recording to TraceFacts: breakdown, idle by cause, copies, waits, steps, and what bounds the step."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from gpudoctor.model import Bound, DeviceWork, TraceCopies, TraceFacts, TraceIdle, TraceKernel
+from gpudoctor.read import breakdown
+from gpudoctor.read.breakdown import Device, ms
+from gpudoctor.read.intervals import Union, union
+from gpudoctor.read.kineto_names import copy_of
+from gpudoctor.read.recording import COMMUNICATION, COMPUTE, COPY, MEMSET, Recording
+from gpudoctor.read.trace_steps import Steps, find_steps, loader_facts, loader_union, step_facts, timeline
+from gpudoctor.read.trace_waits import Waits, find_waits, group_waits
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+_KERNELS_SHOWN = 10
+_LOADER_BOUND = 0.10  # of the step, as in rule LDR021
+_KINDS: dict[int, DeviceWork] = {COMPUTE: "compute", COMMUNICATION: "communication", COPY: "copy", MEMSET: "copy"}
+
+
+def trace_facts(
+    recording: Recording,
+    *,
+    file: str,
+    form: Literal["kineto", "nsys"],
+    rank: int,
+    rank_from: Literal["trace", "name", "order"],
+    device: int | None = None,
+) -> TraceFacts:
+    """The facts of one rank. A trace without device activity gives its steps and loader waits; the rest is None."""
+    steps = find_steps(recording, "ProfilerStep" if form == "kineto" else "nvtx")
+    work = breakdown.device_work(recording, steps.window_before, device)
+    loader = loader_union(recording)
+    waits = find_waits(recording, work, steps.span)
+    waiting = waits.union()
+    whole = step_facts(steps, work, loader, waiting)
+    facts = TraceFacts(
+        file=file,
+        format=form,
+        rank=rank,
+        rank_from=rank_from,
+        world_size=recording.world_size,
+        device=work.device if work else None,
+        device_name=_device_name(recording, work),
+        events=recording.events,
+        truncated=recording.truncated,
+        steps_from=steps.source,
+        whole_steps=len(steps.whole),
+        steps=whole,
+        median_step_ms=round(median(step.wall_ms for step in whole), 4) if whole else None,
+        loader=loader_facts(recording, steps.span),
+        timeline=timeline(recording, steps, work, loader, waiting),
+        notes=_notes(recording, steps, work),
+    )
+    return _with_device(facts, recording, steps, work, loader, waits) if work else facts
+
+
+def _with_device(
+    facts: TraceFacts, recording: Recording, steps: Steps, work: Device, loader: Union, waits: Waits
+) -> TraceFacts:
+    import dataclasses
+
+    import numpy as np
+
+    start, end = work.window
+    window = max(1, end - start)
+    compute, communication, copy = work.of(COMPUTE), work.of(COMMUNICATION), work.of(COPY, MEMSET)
+    busy = work.of(COMPUTE, COMMUNICATION, COPY, MEMSET)
+    waiting = waits.union()
+    gaps, following = breakdown.gaps_with_next(work)
+    launched = work.launched[following]
+    span = steps.span or work.window
+    bound, verdict = judge(steps, busy, work, loader, waiting, span)
+    kernels = np.isin(work.kind, (COMPUTE, COMMUNICATION))
+    lengths = work.end - work.start
+    counted = int((kernels & (work.launched >= span[0]) & (work.launched < span[1])).sum())
+    return dataclasses.replace(
+        facts,
+        activities=len(work.start),
+        window_ms=ms(window),
+        idle_pct=_pct(window - busy.total(), window),
+        compute_pct=_pct(compute.total(), window),
+        other_pct=_pct(busy.total() - compute.total(), window),
+        overlap_pct=_pct(compute.overlap(communication), communication.total()) if communication.total() else None,
+        compute_ms=ms(compute.total()),
+        communication_ms=ms(communication.total()),
+        copy_ms=ms(copy.total()),
+        exposed_communication_ms=ms(communication.without(compute)),
+        exposed_copy_ms=ms(busy.total() - work.of(COMPUTE, COMMUNICATION).total()),
+        idle=breakdown.idle_causes(gaps, launched, loader, waiting),
+        kernels_per_step=round(counted / len(steps.whole), 2) if steps.whole else None,
+        median_kernel_us=round(float(np.median(lengths[work.kind == COMPUTE])) / 1e3, 3)
+        if len(compute.start)
+        else None,
+        streams=breakdown.streams(work),
+        copies=_copies(recording, work, compute),
+        waits=group_waits(recording, waits, idle_after(gaps, launched, loader, waits), len(steps.whole) or None),
+        kernels=_kernels(recording, work),
+        bound=bound,
+        verdict=verdict,
+    )
+
+
+def _pct(part: int, whole: int) -> float:
+    return round(100 * part / whole, 3)
+
+
+def idle_after(gaps: Union, launched: Ints, loader: Union, waits: Waits) -> Ints:
+    """For each wait, how long the device idled from a moment in it until the next work was launched."""
+    import numpy as np
+
+    found = np.zeros(len(waits), dtype=np.int64)
+    if not len(waits):
+        return found
+    place = np.searchsorted(waits.start, gaps.start, side="right") - 1
+    within = (place >= 0) & (waits.end[np.maximum(place, 0)] >= gaps.start) & (launched > gaps.start)
+    until = np.clip(launched, gaps.start, gaps.end)
+    idle = until - gaps.start - (loader.before(until) - loader.before(gaps.start))
+    np.add.at(found, place[within], idle[within])
+    return found
+
+
+def _copies(recording: Recording, work: Device, compute: Union) -> tuple[TraceCopies, ...]:
+    import numpy as np
+
+    names = list(recording.names)
+    numbers = np.unique(work.name[np.isin(work.kind, (COPY, MEMSET))])
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for number in numbers.tolist():
+        kinds.setdefault(copy_of(names[number]), []).append(number)
+    computing = work.kind == COMPUTE
+    main = None
+    if computing.any():
+        streams, place = np.unique(work.stream[computing], return_inverse=True)
+        main = streams[np.bincount(place, weights=(work.end - work.start)[computing]).argmax()]
+    found = []
+    for (kind, memory), members in kinds.items():
+        mine = np.isin(work.name, members) & np.isin(work.kind, (COPY, MEMSET))
+        size = work.bytes[mine]
+        total = int(size[size > 0].sum())
+        time = int((work.end - work.start)[mine].sum())
+        found.append(
+            TraceCopies(
+                kind=kind,  # type: ignore[arg-type]
+                memory=memory,  # type: ignore[arg-type]
+                calls=int(mine.sum()),
+                bytes=total if (size >= 0).all() else None,
+                ms=ms(time),
+                gb_s=round(total / time, 4) if time and (size >= 0).all() else None,
+                exposed_ms=ms(union(work.start[mine], work.end[mine]).without(compute)),
+                with_compute=int((mine & (work.stream == main)).sum()) if main is not None else 0,
+            )
+        )
+    return tuple(sorted(found, key=lambda item: -item.ms))
+
+
+def _kernels(recording: Recording, work: Device) -> tuple[TraceKernel, ...]:
+    """The names with the most time."""
+    import numpy as np
+
+    lengths = work.end - work.start
+    numbers, first, place, counts = np.unique(work.name, return_index=True, return_inverse=True, return_counts=True)
+    sums = np.bincount(place, weights=lengths)
+    names = list(recording.names)
+    total = max(1.0, float(sums.sum()))
+    return tuple(
+        TraceKernel(
+            name=names[numbers[index]][:500],
+            kind=_KINDS[int(work.kind[first[index]])],
+            calls=int(counts[index]),
+            ms=ms(sums[index]),
+            pct=round(100 * float(sums[index]) / total, 2),
+        )
+        for index in np.argsort(-sums, kind="stable")[:_KERNELS_SHOWN].tolist()
+    )
+
+
+def judge(
+    steps: Steps,
+    busy: Union,
+    work: Device,
+    loader: Union,
+    waiting: Union,
+    span: tuple[int, int],
+) -> tuple[Bound, str]:
+    """What bounds the whole steps (the window, where there are none), in one sentence with the most it can win."""
+    import numpy as np
+
+    start, end = span
+    wall = max(1, end - start)
+    compute = work.of(COMPUTE).within(start, end)
+    communication = work.of(COMPUTE, COMMUNICATION).within(start, end) - compute
+    copy = busy.within(start, end) - compute - communication
+    gaps = busy.gaps(start, end)
+    place = np.searchsorted(work.start, gaps.end, side="left")
+    following = work.launched[np.minimum(place, len(work.launched) - 1)]
+    # After the last activity the host has launched nothing more: all of that gap is the host's.
+    launched = np.where(place < len(work.launched), following, gaps.end)
+    idle = breakdown.idle_causes(gaps, launched, loader, waiting)
+    count = max(1, len(steps.whole))
+    unit = " a step" if steps.whole else ""
+
+    def of_wall(part: float) -> str:
+        return f"{part / count / 1e6:.3g} of {wall / count / 1e6:.3g} ms{unit} ({100 * part / wall:.0f} %)"
+
+    by_loader = idle.loader_ms * 1e6
+    if by_loader >= _LOADER_BOUND * wall:
+        text = f"loader bound: the device idles {of_wall(by_loader)} while the host waits for a batch"
+        return "loader", f"{text}: {_at_most(by_loader, wall)} from loading ahead"
+    idling = gaps.total()
+    by_host = (idle.host_ms + idle.sync_ms + idle.launch_ms) * 1e6
+    by_others = (idle.dependency_ms + idle.unknown_ms) * 1e6
+    parts: dict[Bound, float] = {
+        "device": compute,
+        "communication": communication,
+        "copy": copy,
+        "host": by_host,
+        "unknown": by_others,
+    }
+    bound = max(parts, key=lambda name: parts[name])
+    if bound == "device":
+        rest = f"; it idles {of_wall(idling)}, {_reason(idle)}: {_at_most(idling, wall)}" if idling >= wall / 20 else ""
+        return bound, f"device bound: it computes {of_wall(compute)}{rest}"
+    if bound == "host":
+        only = TraceIdle(host_ms=idle.host_ms, sync_ms=idle.sync_ms, launch_ms=idle.launch_ms)
+        text = f"host bound: the device idles {of_wall(by_host)} because the host had not launched work"
+        return bound, f"{text}, {_reason(only)}: {_at_most(by_host, wall)}"
+    if bound == "unknown":
+        return bound, f"the device idles {of_wall(by_others)}, {_reason(idle)}: {_at_most(by_others, wall)}"
+    does = "communicates" if bound == "communication" else "copies"
+    text = f"{bound} bound: the device only {does} in {of_wall(parts[bound])}"
+    return bound, f"{text}: {_at_most(parts[bound], wall)} if it were hidden"
+
+
+def _at_most(part: float, wall: float) -> str:
+    """The factor that is left when a part of the time is gone."""
+    factor = wall / max(1.0, wall - part)
+    return f"at most {factor:.2f}x" if factor < 10 else "at most 10x and more"
+
+
+def _reason(idle: TraceIdle) -> str:
+    """The largest cause, in words."""
+    words = {
+        "loader": "mostly while the host waits for the loader",
+        "sync": "mostly after a wait for the device",
+        "host": "mostly for launches that come late",
+        "launch": "mostly launch latency",
+        "kernel": "mostly in short gaps between queued kernels",
+        "dependency": "mostly with work queued that waits for another stream, event or process",
+        "unknown": "for reasons that the trace does not show",
+    }
+    return words[max(words, key=lambda name: getattr(idle, f"{name}_ms"))]
+
+
+def _device_name(recording: Recording, work: Device | None) -> str | None:
+    if work is not None and work.device in recording.device_names:
+        return recording.device_names[work.device]
+    names = set(recording.device_names.values())
+    return names.pop() if len(names) == 1 else None
+
+
+def _notes(recording: Recording, steps: Steps, work: Device | None) -> tuple[str, ...]:
+    notes = list(recording.notes)
+    if work is None:
+        notes.append("no GPU events: record with ProfilerActivity.CUDA (torch.profiler) or --trace=cuda (nsys)")
+    elif work.others:
+        notes.append(f"{work.others} activities on other devices are left out")
+    if steps.source == "none":
+        notes.append("no steps are marked (profiler.step() marks them): the figures are of the whole recording")
+    elif steps.source == "optimizer":
+        notes.append("no steps are marked: they are counted from one optimizer step to the next")
+    elif len(steps.whole) == 1 and steps.window_before is None:
+        notes.append("only one step is marked: the device's work of it may be cut off")
+    if recording.truncated:
+        notes.append(f"the file is cut off: what its first {recording.events} events tell is shown")
+    if recording.not_understood:
+        notes.append(f"{recording.not_understood} events were not understood")
+    return tuple(notes)

@@ -71,6 +71,7 @@ class Step:
     loader_wait_ms: float = 0.0
     copy_wait_ms: float = 0.0
     sync_wait_ms: float = 0.0
+    watch_ranks: bool = False  # time what each step waits for other ranks (on a GPU this waits for each backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,7 @@ class FetchProbe:
     draws_random: bool  # the dataset drew from a global random generator while fetching
     repeatable: bool  # the same rows fetched twice were equal
     error: str | None = None
+    communication_ms: float = 0.0  # with watch_ranks: waiting for other ranks or their data, not hidden behind work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,17 @@ class WatchRecord:
     cwd: str = ""
     python: str = ""
     torch: str | None = None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What Step.communication_ms holds: gradients that DDP reduced, and collectives of the script that block."""
+
+    backend: str
+    ranks: int
+    reductions: int = 0  # DDP reductions that were timed
+    calls: int = 0  # collectives called by the script that were timed
+    untimed: int = 0  # collectives whose wait the host does not see: NCCL's, and asynchronous ones
+
+
     cuda: bool = False
     device: str | None = None
     ended: Ended = "unknown"
@@ -215,3 +228,4 @@ class Watched:
     stopped: Literal["steps", "deadline", "exit", "interrupted"] = "exit"
     stderr_tail: str = ""
     writes: tuple[str, ...] = ()  # files below write_root that any process of the command wrote, renamed or removed
+    communication: Communication | None = None  # with watch_ranks, where a process group was joined

@@ -12,7 +12,7 @@ from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Step, WatchRecord
 
 _HEAD = struct.Struct("<d")
-_STEP = struct.Struct("<4d")
+_STEP = struct.Struct("<5d")
 
 
 def read_records(folder: Path, exit_codes: Mapping[int, int | None]) -> tuple[WatchRecord, ...]:
@@ -65,7 +65,13 @@ def _logged(path: Path) -> tuple[Step, ...]:
     count = int(_HEAD.unpack_from(raw)[0])
     end = min(len(raw), _HEAD.size + count * _STEP.size)
     return tuple(
-        Step(wall_ms=values[0], loader_wait_ms=values[1], copy_wait_ms=values[2], sync_wait_ms=values[3])
+        Step(
+            wall_ms=values[0],
+            loader_wait_ms=values[1],
+            copy_wait_ms=values[2],
+            sync_wait_ms=values[3],
+            communication_ms=values[4],
+        )
         for values in _STEP.iter_unpack(raw[_HEAD.size : end - (end - _HEAD.size) % _STEP.size])
     )
 

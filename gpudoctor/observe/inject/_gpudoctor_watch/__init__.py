@@ -4,7 +4,8 @@ It reads a WatchPlan (JSON), hooks what torch defines once torch has been import
 writes a WatchRecord (JSON). It never raises into user code: a failure of ours becomes a note in the record.
 
 `imports` waits for modules and supplies patched text, `steps` counts, `loaders` times, `calls` sees copies and
-synchronisation, `proof` hashes, `writes` guards files, `record` writes; `state` is what they share.
+synchronisation, `ranks` what ranks wait for each other, `proof` hashes, `writes` guards files, `record` writes;
+`state` is what they share.
 """
 
 
@@ -22,6 +23,9 @@ def start(plan_path):
     imports.after("torch._dynamo.trace_rules", steps.keep_out_of_graphs)
     if plan["watch_calls"]:
         imports.after("torch", _calls)
+    if plan["watch_ranks"]:
+        imports.after("torch.distributed", _collectives)
+        imports.after("torch.nn.parallel.distributed", _ddp)
     if plan["proof"] is not None:
         imports.after("numpy", _seed_numpy)
         imports.after("torch", _seed_torch)
@@ -48,6 +52,18 @@ def _calls(module):
     from _gpudoctor_watch import calls
 
     calls.install(module)
+
+
+def _collectives(module):
+    from _gpudoctor_watch import ranks
+
+    ranks.install_collectives(module)
+
+
+def _ddp(module):
+    from _gpudoctor_watch import ranks
+
+    ranks.install_ddp(module)
 
 
 def _seed_random():

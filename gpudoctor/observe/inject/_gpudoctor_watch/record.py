@@ -14,7 +14,7 @@ import sys
 from _gpudoctor_watch import state
 from _gpudoctor_watch.state import W, clock
 
-_STEP = struct.Struct("<4d")
+_STEP = struct.Struct("<5d")
 _HEAD = struct.Struct("<d")
 _map = None
 _logged = 0
@@ -183,10 +183,15 @@ def _build(final):
         "overhead_ms": W.overhead * 1e3,
         "notes": W.notes,
     }
+        "communication": None,
     if W.plan["proof"] is not None:
         from _gpudoctor_watch import proof
 
         result["proof"] = proof.facts(final)
+    if W.plan["watch_ranks"]:
+        from _gpudoctor_watch import ranks
+
+        result["communication"] = ranks.facts()
     return result
 
 
@@ -200,6 +205,7 @@ def _step(values):
 
 
 def _device(torch):
+        "communication_ms": values[4],
     try:
         return str(torch.cuda.get_device_name())
     except Exception:

@@ -21,6 +21,7 @@ DEFAULTS = {
     "end_loop_after": None,
     "proof": None,
     "guard_writes": "list",
+    "watch_ranks": False,
     "write_root": None,
     "command_cwd": None,
     "parent_pid": None,
@@ -66,8 +67,8 @@ class Watch:
         self.first_step_end = None
         self.last_step_end = None
         self.step_begin = None
-        self.begin_totals = (0.0, 0.0, 0.0)
-        self.waits = [0.0, 0.0, 0.0]  # loader, copy, sync: seconds, all together
+        self.begin_totals = (0.0, 0.0, 0.0, 0.0)
+        self.waits = [0.0, 0.0, 0.0, 0.0]  # loader, copy, sync, other ranks: seconds, all together
         self.optimizer_steps = 0
         self.optimizer_steps_all = 0
         self.skipped_steps = 0

@@ -104,6 +104,10 @@ def _backward(original):
         result = original(*args, **kwargs)
         W.backwards += 1
         _mark_train()
+        if W.plan["watch_ranks"]:
+            from _gpudoctor_watch import ranks
+
+            ranks.backward_ended()
         return result
 
     return backward
@@ -214,7 +218,7 @@ def _forget_steps():
     W.steps.clear()
     W.step_count = 0
     W.first_step_end = W.last_step_end = None
-    W.begin_totals = (0.0, 0.0, 0.0)
+    W.begin_totals = (0.0, 0.0, 0.0, 0.0)
     for entry in W.touched:
         entry.pending = 0
     W.touched.clear()

@@ -156,7 +156,7 @@ class Search:
         """Alternate reference and candidate until the difference is clear, or repeats or time are used up."""
         while True:
             a, b = self.rates[_key(reference)], self.rates[_key(candidate)]
-            comparison = stats.compare(a, b, tests=self.tests)
+            comparison = stats.compare(a, b, tests=self.tests, repeats=[*self.rates.values()])
             decision = stats.decide(comparison)
             if comparison.ratio > CLEAR_RATIO and decision == "undecided":
                 return comparison, "better"
@@ -171,7 +171,8 @@ class Search:
         for unit in group.units:
             rest = tuple(change for change in self.current if change.id not in unit)
             present = [change for change in self.current if change.id in unit]
-            if not present or rest == before or not self.runner.affords(1, rest):
+            # Three runs' time: a further pair in the confirmation is worth more than leaving one out.
+            if not present or rest == before or not self.runner.affords(3, rest):
                 continue
             without = self._run(rest, "leave-one-out")
             with_it = statistics.median(self.rates[_key(self.current)])
@@ -184,7 +185,9 @@ class Search:
         candidate: list[float] = []
         comparison: stats.Comparison | None = None
         decision: stats.Decision = "undecided"
-        looks = CONFIRM_PAIRS - CONFIRM_FIRST_LOOK + 1
+        history = {key: self.rates.get(key, []) for key in ((), _key(self.current))}
+        # looks from the third pair on; with time for two pairs only, there is that one look
+        looks = CONFIRM_PAIRS - CONFIRM_ENOUGH + 1
         for pair in range(CONFIRM_PAIRS):
             if pair >= CONFIRM_FIRST_LOOK and not self.runner.affords_confirmation(self.current):
                 break
@@ -196,7 +199,10 @@ class Search:
                     return self._reject(f"a confirmation run failed: {error}", "nothing")
                 (candidate if changes else baseline).append(rate)
             if len(baseline) >= CONFIRM_FIRST_LOOK:
-                comparison = stats.compare(baseline, candidate, tests=looks)
+                # what the search saw of these two tells about the noise, but not about the gain
+                repeats = [[*history[()], *baseline], [*history[_key(self.current)], *candidate]]
+                tests = 1 if len(baseline) < CONFIRM_ENOUGH else looks
+                comparison = stats.compare(baseline, candidate, tests=tests, repeats=repeats)
                 decision = stats.decide(comparison)
                 if decision != "undecided" and len(baseline) >= CONFIRM_ENOUGH:
                     break
@@ -206,9 +212,9 @@ class Search:
             self.outcome.kept = tuple(dataclasses.replace(change, kept=True) for change in self.current)
             self.outcome.verdict = "better"
             return self.outcome
-        if comparison.spread > stats.BUSY_SPREAD:
+        if comparison.range > stats.BUSY_SPREAD:
             return self._reject(
-                f"host busy: repeats of the unchanged command differed by {comparison.spread:.0%}", "no verdict"
+                f"host busy: repeats of the unchanged command differed by {comparison.range:.0%}", "no verdict"
             )
         return self._reject(f"not confirmed in fresh runs: {_why_not(comparison, decision)}", "nothing")
 

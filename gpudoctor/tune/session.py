@@ -38,6 +38,7 @@ from gpudoctor.tune.search import Group, Outcome, Search
 # Shares of the budget: the first, fully watched run ends here at the latest; one trial should not cost more than this.
 DISCOVERY_SHARE = 0.25
 TRIAL_SHARE = 0.12
+NATURAL_SHARE = 0.15  # a script that ends by itself this early is run to its end: its code after the loop is proven too
 MINIMUM_STEPS = 16
 START_UP_ALLOWANCE_S = 120.0
 # What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
@@ -138,7 +139,7 @@ def _discover(session: Session, runner: CommandRunner) -> None:
         start_up = max(record.start_up_s or 0.0 for record in records)
         runner.baseline_s = start_up + (elapsed - start_up) * runner.steps / slowest
     ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
-    runner.natural_end = ended and elapsed <= options.budget_s * TRIAL_SHARE
+    runner.natural_end = ended and elapsed <= options.budget_s * NATURAL_SHARE
     runner.reserve_s = PROOF_RUNS * runner.baseline_s
     session.case = dataclasses.replace(
         session.machine, watched=seen, measurements=(*session.machine.measurements, *watched.measurements(seen))
@@ -149,7 +150,8 @@ def _window(seen: Watched, elapsed: float, options: Options) -> int:
     """Steps of every trial: the whole run where it is short, else what a trial's share of the budget holds."""
     records = proving.training_records(seen)
     count = min(len(record.steps) or record.batches for record in records)
-    share = options.budget_s * TRIAL_SHARE
+    ended = all(record.ended == "exit" for record in records)
+    share = options.budget_s * (NATURAL_SHARE if ended else TRIAL_SHARE)
     if elapsed <= share or count <= MINIMUM_STEPS:
         return count
     start_up = max(record.start_up_s or 0.0 for record in records)
@@ -393,7 +395,7 @@ def _speedup(session: Session, runner: CommandRunner) -> tuple[Measurement, ...]
                 "baseline_runs": comparison.baseline_runs,
                 "tuned_runs": comparison.candidate_runs,
                 "unit_of_rate": confirm[0].unit,
-                "baseline_spread": round(comparison.spread, 4),
+                "run_to_run_deviation": round(comparison.spread, 4),
             },
         ),
     )

@@ -33,11 +33,12 @@ class Comparison:
     high: float
     baseline_runs: int
     candidate_runs: int
-    spread: float  # of the baseline runs among themselves: largest over smallest, minus 1
+    spread: float  # of equal runs among themselves: pooled standard deviation, relative; 0 without repeats
+    range: float  # of the baseline runs: largest over smallest, minus 1
 
     @property
     def threshold(self) -> float:
-        """The ratio that a gain has to exceed: 1 + max(2 %, A/A spread)."""
+        """The ratio that a gain has to exceed: 1 + max(2 %, spread of equal runs)."""
         return 1 + max(MINIMUM_GAIN, self.spread)
 
 
@@ -82,23 +83,31 @@ def spread(rates: Sequence[float]) -> float:
     return max(rates) / min(rates) - 1 if len(rates) > 1 else 0.0
 
 
-def compare(baseline: Sequence[float], candidate: Sequence[float], *, tests: int = 1) -> Comparison:
+def compare(
+    baseline: Sequence[float],
+    candidate: Sequence[float],
+    *,
+    tests: int = 1,
+    repeats: Sequence[Sequence[float]] | None = None,
+) -> Comparison:
     """Ratio of rates (per second, all positive) with a two-sided interval of error 0.05 / tests.
 
-    One run an arm gives no spread: the interval is then (0, inf) in principle; it is returned as the ratio
-    divided and multiplied by 10, so that nothing is decided from it.
+    repeats: all runs that say how much equal runs differ, one sequence a configuration; the two arms alone when not
+    given. Without any repeat there is no spread and the interval is (0, inf) in principle: it is returned as the
+    ratio divided and multiplied by 10, so that nothing is decided from it.
     """
     if not baseline or not candidate:
         raise ValueError("each arm needs at least one run")
     logs = [[math.log(rate) for rate in arm] for arm in (baseline, candidate)]
     means = [statistics.fmean(arm) for arm in logs]
     ratio = math.exp(means[1] - means[0])
-    df = len(baseline) + len(candidate) - 2
+    groups = [[math.log(rate) for rate in group] for group in repeats or (baseline, candidate) if group]
+    df = sum(len(group) - 1 for group in groups)
     if df == 0:
         return Comparison(
-            ratio=ratio, low=ratio / 10, high=ratio * 10, baseline_runs=1, candidate_runs=1, spread=spread(baseline)
+            ratio=ratio, low=ratio / 10, high=ratio * 10, baseline_runs=1, candidate_runs=1, spread=0.0, range=0.0
         )
-    squares = sum((value - mean) ** 2 for arm, mean in zip(logs, means, strict=True) for value in arm)
+    squares = sum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
     deviation = max(math.sqrt(squares / df), NOISE_FLOOR)
     t = student_quantile(1 - ERROR_PROBABILITY / 2 / tests, df)
     half = t * deviation * math.sqrt(1 / len(baseline) + 1 / len(candidate))
@@ -108,7 +117,8 @@ def compare(baseline: Sequence[float], candidate: Sequence[float], *, tests: int
         high=ratio * math.exp(min(half, 50.0)),
         baseline_runs=len(baseline),
         candidate_runs=len(candidate),
-        spread=spread(baseline),
+        spread=math.expm1(deviation),
+        range=spread(baseline),
     )
 
 

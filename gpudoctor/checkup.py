@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpudoctor import __version__, profiles
 from gpudoctor.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, GpudoctorError
+from gpudoctor.judge import judged_all
 from gpudoctor.model import (
     SEVERITIES,
     Artifact,
@@ -107,7 +108,7 @@ def examine_all(
         own = case.measurements
         if len(cases) == 1:
             own = (*own, *(item for item in measurements if item not in own))
-        case = dataclasses.replace(case, profile=profiles.for_case(case), measurements=own)
+        case = judged_all(dataclasses.replace(case, profile=profiles.for_case(case), measurements=own))
         complete.append(case)
         report = run_rules(case, select=select, ignore=ignore)
         label = f"{case.host.hostname or f'case {number}'}: " if len(cases) > 1 else ""

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Case, Expected, Gpu, PcieLink, Profile
 
-Metric = Literal["h2d", "d2h"]
+Metric = Literal["h2d", "d2h", "h2d_while_d2h", "d2h_while_h2d", "d2d"]
+_COPIES: tuple[Metric, ...] = ("h2d", "d2h", "h2d_while_d2h", "d2h_while_h2d")
 
 
 def folder() -> Path:
@@ -65,8 +66,7 @@ def for_case(case: Case) -> Profile:
         return Profile(thresholds=thresholds())
     model = find_gpu(answering[0].name)
     figures: dict[str, float] = {}
-    metrics: tuple[Metric, ...] = ("h2d", "d2h")
-    for metric in metrics:
+    for metric in (*_COPIES, "d2d"):
         expected = [expected_copy(gpu, metric) for gpu in answering]
         known = [value.low for value in expected if value is not None]
         if known and len(known) == len(expected):
@@ -87,27 +87,30 @@ def find_gpu(name: str | None) -> dict[str, Any] | None:
 
 
 def expected_copy(gpu: Gpu, metric: Metric) -> Expected | None:
-    """What a healthy machine gives for pinned copies of large blocks over this GPU's link, in GB/s one way.
+    """What a healthy machine gives for copies of large blocks between pinned memory and this GPU, GB/s one way.
 
-    The link is the best one that card, slot and the way up to the root can train, whatever it is now. A figure
-    measured on this GPU model at that link comes first; else theory times the usual ratio of the link class, which
-    `source` says. None when the link is unknown.
+    The link is the best one that card, slot and the way up to the root can train, whatever it is now; where nothing
+    is known of it, the one of the card's data sheet. A figure measured on this GPU model at that link comes first;
+    else theory times the usual ratio of the link class. `source` says which. "d2d" is a copy inside the GPU, bytes
+    counted once: it has no link, and only figures of the model. None where nothing is known.
     """
-    link = best_link(gpu)
+    model = find_gpu(gpu.name)
+    if metric == "d2d":
+        return _of_model(model, metric, {})
+    link, assumed = best_link(gpu), ""
+    if model and (gpu.memory_node is not None or not model.get("link")):
+        return _of_model(model, metric, {"c2c": True})  # NVLink-C2C: the PCIe link says nothing about copies
+    if link is None and model and gpu.pcie is None and not gpu.pcie_path:
+        link, assumed = tuple(model["link"]), "; the link is not known, the card's own is taken"
     if link is None:
         return None
     generation, width = link
-    model = find_gpu(gpu.name)
-    figures = [
-        figure
-        for figure in (model["figures"] if model else ())
-        if (figure["kind"], figure["metric"], figure["generation"], figure["width"])
-        == ("measured", metric, generation, width)
-    ]
-    if model and figures:
-        values = [float(figure["value"]) for figure in figures]
-        source = "; ".join(f"{figure['value']:g} GB/s {figure['conditions']}: {figure['source']}" for figure in figures)
-        return Expected(low=min(values), high=max(values), basis="measured", source=f"{model['name']}: {source}")
+    measured = _of_model(model, metric, {"generation": generation, "width": width}, assumed)
+    return measured or of_link(generation, width, metric, assumed)
+
+
+def of_link(generation: int, width: int, metric: str, assumed: str = "") -> Expected | None:
+    """Theory of a PCIe link times the usual ratio of its class for `metric`; None for a class that is not listed."""
     for entry in load("platforms")["pcie"]:
         if entry["generation"] == generation:
             theory = entry["lane_gb_s"] * width
@@ -117,9 +120,88 @@ def expected_copy(gpu: Gpu, metric: Metric) -> Expected | None:
                 high=round(theory * ratio["high"], 2),
                 basis="theory",
                 source=f"Gen{generation} x{width} theory {theory:.1f} GB/s times {ratio['low']:g}-{ratio['high']:g} "
-                f"({ratio['source']})",
+                f"({ratio['source']}){assumed}",
             )
     return None
+
+
+def expected_peer(a: Gpu, b: Gpu, *, nvlinks: int | None, near: bool) -> Expected | None:
+    """What a copy from one GPU to the other gives where access is granted, GB/s one way.
+
+    nvlinks: bonded links between them; 0 or None leaves PCIe, whose weaker link counts. near: both hang on one NUMA
+    node; else the range across nodes is taken. None where neither link is known.
+    """
+    model = find_gpu(a.name)
+    if nvlinks:
+        version = next((link.version for link in a.nvlinks if link.version), None)
+        version = version or (model["nvlink"][0] if model and model.get("nvlink") else None)
+        for entry in load("platforms")["nvlink"]:
+            if entry["version"] == version:
+                theory, ratio = entry["link_gb_s"] * nvlinks, entry["ce"]
+                return Expected(
+                    low=round(theory * ratio["low"], 2),
+                    high=round(theory * ratio["high"], 2),
+                    basis="theory",
+                    source=f"{nvlinks} NVLinks of version {version}, theory {theory:g} GB/s times {ratio['low']:g}-"
+                    f"{ratio['high']:g} ({ratio['source']})",
+                )
+        return None
+    links, assumed = [], ""
+    for gpu in (a, b):
+        link, known = best_link(gpu), find_gpu(gpu.name)
+        if link is None and known and known.get("link") and gpu.pcie is None and not gpu.pcie_path:
+            link, assumed = tuple(known["link"]), "; the link is not known, the card's own is taken"
+        if link is None:
+            return None
+        links.append(link)
+    lanes = {entry["generation"]: entry["lane_gb_s"] for entry in load("platforms")["pcie"]}
+    generation, width = min(links, key=lambda link: lanes[link[0]] * link[1])
+    return of_link(generation, width, "p2p" if near else "p2p_far", assumed)
+
+
+def expected_collective(name: str | None, metric: str, *, gpus: int, size_bytes: int) -> Expected | None:
+    """Bus bandwidth measured by others on the same GPUs, as many of them, with messages of this size or smaller."""
+    figures = [
+        figure
+        for figure in load("platforms")["collective"]
+        if name
+        and re.fullmatch(figure["match"], name, re.IGNORECASE)
+        and (figure["kind"], figure["metric"], figure["gpus"]) == ("measured", metric, gpus)
+        and figure["bytes"] <= size_bytes
+    ]
+    if not figures:
+        return None
+    largest = max(figure["bytes"] for figure in figures)
+    values = [figure for figure in figures if figure["bytes"] == largest]
+    source = "; ".join(f"{figure['value']:g} GB/s {figure['conditions']}: {figure['source']}" for figure in values)
+    return Expected(
+        low=min(figure["value"] for figure in values),
+        high=max(figure["value"] for figure in values),
+        basis="measured",
+        source=f"{values[0]['name']}, {largest} bytes: {source}",
+    )
+
+
+def memory_gb_s(gpu: Gpu) -> float | None:
+    """The peak of the GPU's memory by its data sheet, GB/s read or written; None for an unknown model."""
+    model = find_gpu(gpu.name)
+    return float(model["memory_gb_s"]) if model and "memory_gb_s" in model else None
+
+
+def _of_model(
+    model: dict[str, Any] | None, metric: str, link: dict[str, int | bool], assumed: str = ""
+) -> Expected | None:
+    figures = [
+        figure
+        for figure in (model["figures"] if model else ())
+        if (figure["kind"], figure["metric"]) == ("measured", metric)
+        and all(figure.get(name) == value for name, value in link.items())
+    ]
+    if not model or not figures:
+        return None
+    values = [float(figure["value"]) for figure in figures]
+    source = "; ".join(f"{figure['value']:g} GB/s {figure['conditions']}: {figure['source']}" for figure in figures)
+    return Expected(low=min(values), high=max(values), basis="measured", source=f"{model['name']}: {source}{assumed}")
 
 
 def best_link(gpu: Gpu) -> tuple[int, int] | None:

@@ -1,22 +1,21 @@
-"""Host-device copies of each GPU, one child process a GPU; see bench_copies."""
+"""Copies of one GPU at a time, one child process a GPU; the readings taken meanwhile go into the Case."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from gpudoctor import child
-from gpudoctor.errors import GpudoctorError
+from gpudoctor import child, judge
 from gpudoctor.measure.gpu_copies import BLOCK_BYTES
-from gpudoctor.measure.judge import measurement
-from gpudoctor.measure.lock import exclusive
 from gpudoctor.measure.nvml_watch import reason_names
-from gpudoctor.model import Case, Gpu, Measurement, PcieLink, Setting, Source, gpu_path
+from gpudoctor.measure.series import outliers, spread
+from gpudoctor.model import Case, Gpu, Measurement, PcieHop, PcieLink, Setting, Source, gpu_path
 
 TARGET = "gpudoctor.measure.gpu_copies:copies"
 WARM_UP_S = 0.3  # the first copies wake the link and the clocks
@@ -27,88 +26,86 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Probe:
-    metric: str
-    direction: str
-    pinned: bool
-    share: float  # of the time of one GPU
+class Probe:
+    """One kind of copy (see gpu_copies.copies), which is also the name of its metric."""
+
+    kind: str
+    weight: float  # share of the time of one GPU
+    unit: str = "GB/s"
+    judges_link: bool = False  # the link is read during it
 
 
 # Pinned first and longer: they are judged, and the link is read during them.
-PROBES = (
-    _Probe(metric="h2d", direction="h2d", pinned=True, share=0.3),
-    _Probe(metric="d2h", direction="d2h", pinned=True, share=0.3),
-    _Probe(metric="h2d_pageable", direction="h2d", pinned=False, share=0.2),
-    _Probe(metric="d2h_pageable", direction="d2h", pinned=False, share=0.2),
+ONE_WAY = (Probe(kind="h2d", weight=0.2, judges_link=True), Probe(kind="d2h", weight=0.2, judges_link=True))
+BOTH_WAYS = (
+    Probe(kind="h2d_while_d2h", weight=0.2, judges_link=True),
+    Probe(kind="d2h_while_h2d", weight=0.2, judges_link=True),
 )
+LOCAL = (Probe(kind="d2d", weight=0.1),)
+LATENCY = (
+    Probe(kind="h2d_latency", weight=0.05, unit="us"),
+    Probe(kind="d2h_latency", weight=0.05, unit="us"),
+)
+PAGEABLE = (Probe(kind="h2d_pageable", weight=0.2), Probe(kind="d2h_pageable", weight=0.2))
+CURVES = (Probe(kind="h2d_curve", weight=0.4), Probe(kind="d2h_curve", weight=0.4))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchResult:
-    """`case`: the Case with link and throttle readings under load (state "load"). `interrupted`: by Ctrl-C."""
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What has been measured so far; an interruption leaves it whole."""
 
     case: Case
-    measurements: tuple[Measurement, ...] = ()
-    notes: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    interrupted: bool = False
+    deadline_s: float
+    engine: str | None = None
+    total: int = 0
+    done: int = 0
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
+    on_progress: Progress | None = None
+
+    def step(self, text: str) -> None:
+        """One more probe begins."""
+        if self.on_progress:
+            self.on_progress(self.done, self.total, text)
+        self.done += 1
+
+    def add(self, item: Measurement) -> None:
+        """Judged against what is expected of the Case as it is known now: with its links read under load."""
+        self.measurements.append(judge.judged(self.case, item))
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def gpu(self, index: int) -> Gpu:
+        return next(gpu for gpu in self.case.gpus if gpu.index == index)
+
+    def payload(self, gpu: Gpu, kind: str, seconds: float, **more: Any) -> dict[str, Any]:
+        """What a measuring child wants to know; `cpus` near the GPU unless told otherwise."""
+        return {
+            "engine": self.engine,
+            "bdf": gpu.bdf,
+            "kind": kind,
+            "cpus": binding(gpu, self.case.limits.allowed_cpus)[0],
+            "node": None,
+            "block_bytes": BLOCK_BYTES,
+            "seconds": seconds,
+            "warm_up_s": WARM_UP_S / 3,
+            "memory_bytes": self.case.limits.memory_bytes,
+            "hops": [hop.bdf for hop in gpu.pcie_path[1:]],
+            **more,
+        }
 
 
-def bench_copies(
-    case: Case,
-    *,
-    seconds_per_gpu: float = 3.0,
-    allow_busy: bool = False,
-    indices: Sequence[int] | None = None,
-    deadline_s: float = 60.0,
-    on_progress: Progress | None = None,
-) -> BenchResult:
-    """Measure h2d, d2h, h2d_pageable and d2h_pageable of the GPUs in `case`, one after the other, in GB/s one way.
-
-    seconds_per_gpu: copying time; start-up (importing torch) comes on top. deadline_s: after which a GPU is given up.
-    indices: only these GPUs. A GPU that works for somebody else is left alone unless allow_busy. What fails becomes a
-    line in `errors` and costs that probe only; Ctrl-C ends the run and keeps what was measured.
-    Raises GpudoctorError for an unknown index, and when another gpudoctor is measuring on this machine.
-    """
-    chosen = _choose(case, indices)
-    run = _Run(case=case, seconds=seconds_per_gpu, deadline_s=deadline_s, total=len(chosen) * len(PROBES))
-    run.on_progress = on_progress
-    if not chosen:
-        run.notes.append("no GPU answers: nothing to measure")
-        return run.result(interrupted=False)
-    interrupted = False
-    with exclusive() as without_lock:
-        if without_lock:
-            run.notes.append(without_lock)
-        try:
-            for gpu in chosen:
-                reason = _reason_to_leave_alone(gpu, allow_busy=allow_busy)
-                if reason:
-                    run.notes.append(f"gpu:{gpu.index} is not measured: {reason}")
-                    run.done += len(PROBES)
-                elif not run.measure(gpu):
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
-    return run.result(interrupted=interrupted)
-
-
-def _choose(case: Case, indices: Sequence[int] | None) -> list[Gpu]:
-    if indices is None:
-        return list(case.gpus)
-    known = {gpu.index: gpu for gpu in case.gpus}
-    for index in indices:
-        if index not in known:
-            there = ", ".join(map(str, sorted(known))) or "none"
-            raise GpudoctorError(f"there is no GPU {index}", f"the GPUs of this machine are: {there}")
-    return [known[index] for index in dict.fromkeys(indices)]
-
-
-def _reason_to_leave_alone(gpu: Gpu, *, allow_busy: bool) -> str | None:
+def reason_to_leave_alone(gpu: Gpu, *, allow_busy: bool) -> str | None:
+    """Why this GPU is not loaded, or None."""
     if gpu.lost:
         return f"it does not answer ({gpu.lost_reason or 'lost'})"
     if gpu.bdf is None:
         return "its bus address is unknown"
+    if gpu.compute_mode == "prohibited":
+        return "its compute mode is prohibited (nvidia-smi -c 0 would change that)"
     foreign = [process for process in gpu.processes or () if process.pid != os.getpid()]
     if foreign and not allow_busy:
         pids = ", ".join(str(process.pid) for process in foreign[:5])
@@ -129,139 +126,176 @@ def binding(gpu: Gpu, allowed: Sequence[int] | None) -> tuple[list[int], str]:
     return usable, f"node {gpu.numa_node}"
 
 
-class _Run:
-    """What has been measured so far; an interruption leaves it whole."""
+def described(
+    metric: str,
+    subject: str,
+    samples: Sequence[float],
+    settings: dict[str, Setting],
+    notes: Iterable[str] = (),
+    *,
+    unit: str = "GB/s",
+) -> Measurement:
+    """Median and spread of samples, with a note about those that lie far from the rest; not judged yet."""
+    said = list(notes)
+    strange = outliers(samples) if unit == "GB/s" else ()  # the scheduler makes outliers of any latency
+    if strange:
+        said.append(
+            f"{len(strange)} of {len(samples)} samples lie far from the rest (down to {min(samples):.1f}, up to "
+            f"{max(samples):.1f} {unit}): something else used the link or the memory; repeat on a quiet machine"
+        )
+    return Measurement(
+        metric=metric,
+        subject=subject,
+        value=statistics.median(samples),
+        unit=unit,
+        spread=spread(samples),
+        samples=len(samples),
+        settings=settings,
+        notes=tuple(said),
+    )
 
-    def __init__(self, *, case: Case, seconds: float, deadline_s: float, total: int) -> None:
-        self.case = case
-        self.seconds = seconds
-        self.deadline_s = deadline_s
-        self.total = total
-        self.done = 0
-        self.notes: list[str] = []
-        self.errors: list[str] = []
-        self.measurements: list[Measurement] = []
-        self.on_progress: Progress | None = None
 
-    def measure(self, gpu: Gpu) -> bool:
-        """All probes of one GPU. False when the next GPU would fail for the same reason."""
-        cpus, words = binding(gpu, self.case.limits.allowed_cpus)
-        end = time.monotonic() + self.deadline_s
-        answers: list[tuple[_Probe, dict[str, Any]]] = []
-        go_on = True
-        try:
-            with child.Server() as server:
-                for number, probe in enumerate(PROBES):
-                    if self.on_progress:
-                        self.on_progress(self.done, self.total, f"gpu:{gpu.index} {probe.metric}")
-                    self.done += 1
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        self.errors.append(f"gpu:{gpu.index} {probe.metric}: no time left of {self.deadline_s:g} s")
-                        continue
-                    payload = self._payload(gpu, probe, cpus, first=number == 0)
-                    answer = server.call(TARGET, payload, deadline_s=left)
-                    if answer.status == "ok" and "unusable" in answer.value:
-                        self.errors.append(f"copies cannot be measured: {answer.value['unusable']}")
-                        go_on = False
-                        break
-                    if answer.status == "ok":
-                        answers.append((probe, answer.value))
-                        continue
-                    self.errors.append(f"gpu:{gpu.index} {probe.metric}: {answer.error}")
-                    if answer.status == "error" and not answers:
-                        self.done += len(PROBES) - number - 1  # the others would say the same: hidden or refused
-                        break
-        finally:
-            self._take(gpu, answers, words)
-        return go_on
+def measure_gpu(run: Run, gpu: Gpu, probes: Sequence[Probe], seconds: float) -> bool:
+    """All probes of one GPU, `seconds` of copying in all. False when the next GPU would fail for the same reason."""
+    _, words = binding(gpu, run.case.limits.allowed_cpus)
+    end = time.monotonic() + run.deadline_s
+    weights = sum(probe.weight for probe in probes)
+    answers: list[tuple[Probe, dict[str, Any]]] = []
+    go_on = True
+    try:
+        with child.Server() as server:
+            for number, probe in enumerate(probes):
+                run.step(f"gpu:{gpu.index} {probe.kind}")
+                left = end - time.monotonic()
+                if left <= 0:
+                    run.errors.append(f"gpu:{gpu.index} {probe.kind}: no time left of {run.deadline_s:g} s")
+                    continue
+                warm_up = WARM_UP_S if number == 0 else WARM_UP_S / 6
+                payload = run.payload(gpu, probe.kind, seconds * probe.weight / weights, warm_up_s=warm_up)
+                answer = server.call(TARGET, payload, deadline_s=left)
+                if answer.status == "ok" and "unusable" in answer.value:
+                    run.errors.append(f"copies cannot be measured: {answer.value['unusable']}")
+                    go_on = False
+                    break
+                if answer.status == "ok":
+                    answers.append((probe, answer.value))
+                    continue
+                run.errors.append(f"gpu:{gpu.index} {probe.kind}: {answer.error}")
+                if answer.status == "error" and not answers:
+                    run.done += len(probes) - number - 1  # the others would say the same: hidden or refused
+                    break
+    finally:
+        _take(run, gpu, answers, words)
+    return go_on
 
-    def _payload(self, gpu: Gpu, probe: _Probe, cpus: list[int], *, first: bool) -> dict[str, Any]:
-        return {
-            "device": "cuda",
-            "bdf": gpu.bdf,
-            "direction": probe.direction,
-            "pinned": probe.pinned,
-            "cpus": cpus,
-            "block_bytes": BLOCK_BYTES,
-            "seconds": self.seconds * probe.share,
-            "warm_up_s": WARM_UP_S if first else WARM_UP_S / 3,
-            "memory_bytes": self.case.limits.memory_bytes,
+
+def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words: str) -> None:
+    """Merge the readings under load into the Case first: they are the link that the figures are judged by."""
+    if not answers:
+        return
+    judging = [answer for probe, answer in answers if probe.judges_link] or [answer for _, answer in answers]
+    merge_readings(run, gpu, [answer["readings"] for answer in judging])
+    loaded = run.gpu(gpu.index)
+    link = loaded.pcie
+    known = link is not None and link.state == "load"
+    if problem := next((answer["problem"] for _, answer in answers if answer.get("problem")), None):
+        run.note(f"gpu:{gpu.index}: the link was not (always) read during the copies: {problem}")
+    for probe, answer in answers:
+        settings: dict[str, Setting] = {
+            "bytes": answer["bytes"],
+            "copies": answer["copies"],
+            "pinned": not probe.kind.endswith("_pageable"),
+            "binding": words if answer["cpus"] or words.startswith("none") else "none: refused",
+            "backend": answer["engine"],
+            "link": f"Gen{link.generation} x{link.width}" if link is not None and known else None,
+            "stopped": answer["stopped"],
         }
+        subject = f"gpu:{gpu.index}"
+        for size, rate in answer.get("curve", ()):
+            place = {**settings, "bytes": size}
+            run.measurements.append(
+                Measurement(metric=probe.kind, subject=subject, value=rate, unit="GB/s", settings=place)
+            )
+        if answer["samples"]:
+            run.add(described(probe.kind, subject, answer["samples"], settings, answer["notes"], unit=probe.unit))
+    _count_errors(run, gpu, [answer["readings"] for _, answer in answers])
 
-    def _take(self, gpu: Gpu, answers: list[tuple[_Probe, dict[str, Any]]], words: str) -> None:
-        """Merge the readings under load into the Case first: they are the link that the figures are judged by."""
-        if not answers:
-            return
-        judged = [answer for probe, answer in answers if probe.pinned] or [answer for _, answer in answers]
-        loaded = self._merge(gpu, [answer["readings"] for answer in judged])
-        link = loaded.pcie
-        known = link is not None and link.state == "load"
-        for probe, answer in answers:
-            settings: dict[str, Setting] = {
-                "bytes": answer["bytes"],
-                "copies": answer["copies"],
-                "pinned": probe.pinned,
-                "binding": words if answer["cpus"] or words.startswith("none") else "none: refused",
-                "link": f"Gen{link.generation} x{link.width}" if link is not None and known else None,
-                "stopped": answer["stopped"],
-            }
-            self.measurements.append(measurement(loaded, probe.metric, answer["samples"], settings, answer["notes"]))
 
-    def _merge(self, gpu: Gpu, readings: Sequence[dict[str, dict[str, int]]]) -> Gpu:
-        counts = {name: _sum(readings, name) for name in ("generation", "width", "pstate", "reasons", "temperature_c")}
-        generation, width = _usual(counts["generation"]), _usual(counts["width"])
-        known: list[str] = []
-        changes: dict[str, Any] = {}
-        if generation and width:
-            link = gpu.pcie or PcieLink()
-            changes["pcie"] = dataclasses.replace(link, generation=generation, width=width, state="load")
-            known += ["pcie.generation", "pcie.width"]
-            if len(counts["generation"]) > 1 or len(counts["width"]) > 1:
-                seen = ", ".join(f"Gen{value}" for value in sorted(counts["generation"]))
-                lanes = ", ".join(f"x{value}" for value in sorted(counts["width"]))
-                self.notes.append(f"gpu:{gpu.index}: the link changed during the copies: {seen}; {lanes}")
-        if counts["reasons"]:
-            seen_bits = 0
-            for bits in counts["reasons"]:
-                seen_bits |= bits
-            changes |= {"throttle_reasons": reason_names(seen_bits), "throttle_state": "load"}
-            known.append("throttle_reasons")
-        if counts["pstate"]:
-            changes["pstate"] = _usual(counts["pstate"])
-            known.append("pstate")
-        if counts["temperature_c"]:
-            changes["temperature_c"] = max(counts["temperature_c"])
-            known.append("temperature_c")
-        loaded = dataclasses.replace(gpu, **changes)
-        paths = {gpu_path(gpu, fact) for fact in known}
-        self.case = dataclasses.replace(
-            self.case,
-            gpus=tuple(loaded if one is gpu else one for one in self.case.gpus),
-            gaps=tuple(gap for gap in self.case.gaps if gap.path not in paths),
-            sources=(
-                *(source for source in self.case.sources if source.path not in paths),
-                *(Source(path=path, origin=LOAD_ORIGIN) for path in sorted(paths)),
-            ),
-        )
-        return loaded
-
-    def result(self, *, interrupted: bool) -> BenchResult:
-        if self.on_progress:
-            self.on_progress(self.done, self.total, "")
-        return BenchResult(
-            case=self.case,
-            measurements=tuple(self.measurements),
-            notes=tuple(self.notes),
-            errors=tuple(self.errors),
-            interrupted=interrupted,
+def _count_errors(run: Run, gpu: Gpu, readings: Sequence[dict[str, Any]]) -> None:
+    """How far the error counters of the link moved during the copies; nothing where they cannot be read."""
+    grown: collections.Counter[str] = collections.Counter()
+    for reading in readings:
+        for name, (before, after) in reading.get("errors", {}).items():
+            grown[name] += max(0, after - before)
+    for name, count in sorted(grown.items()):
+        metric, _, device = name.partition(" ")
+        settings: dict[str, Setting] = {"device": device} if device else {}
+        subject = f"gpu:{gpu.index}"
+        run.measurements.append(
+            Measurement(metric=metric, subject=subject, value=float(count), unit="count", settings=settings)
         )
 
 
-def _sum(readings: Sequence[dict[str, dict[str, int]]], name: str) -> collections.Counter[int]:
+def merge_readings(run: Run, gpu: Gpu, readings: Sequence[dict[str, Any]]) -> None:
+    """What NVML and /sys said during the copies becomes the state of the GPU and of the ports above it."""
+    names = ("generation", "width", "pstate", "reasons", "temperature_c")
+    counts = {name: _sum(reading.get(name, {}) for reading in readings) for name in names}
+    generation, width = _usual(counts["generation"]), _usual(counts["width"])
+    known: list[str] = []
+    changes: dict[str, Any] = {}
+    if generation and width:
+        link = gpu.pcie or PcieLink()
+        changes["pcie"] = dataclasses.replace(link, generation=generation, width=width, state="load")
+        known += ["pcie.generation", "pcie.width"]
+        if len(counts["generation"]) > 1 or len(counts["width"]) > 1:
+            seen = ", ".join(f"Gen{value}" for value in sorted(counts["generation"]))
+            lanes = ", ".join(f"x{value}" for value in sorted(counts["width"]))
+            run.note(f"gpu:{gpu.index}: the link changed during the copies: {seen}; {lanes}")
+    hops = _hops(gpu, readings)
+    if hops != gpu.pcie_path:
+        changes["pcie_path"] = hops
+    if counts["reasons"]:
+        seen_bits = 0
+        for bits in counts["reasons"]:
+            seen_bits |= bits
+        changes |= {"throttle_reasons": reason_names(seen_bits), "throttle_state": "load"}
+        known.append("throttle_reasons")
+    if counts["pstate"]:
+        changes["pstate"] = _usual(counts["pstate"])
+        known.append("pstate")
+    if counts["temperature_c"]:
+        changes["temperature_c"] = max(counts["temperature_c"])
+        known.append("temperature_c")
+    paths = {gpu_path(gpu, fact) for fact in known}
+    run.case = dataclasses.replace(
+        run.case,
+        gpus=tuple(dataclasses.replace(one, **changes) if one.index == gpu.index else one for one in run.case.gpus),
+        gaps=tuple(gap for gap in run.case.gaps if gap.path not in paths),
+        sources=(
+            *(source for source in run.case.sources if source.path not in paths),
+            *(Source(path=path, origin=LOAD_ORIGIN) for path in sorted(paths)),
+        ),
+    )
+
+
+def _hops(gpu: Gpu, readings: Sequence[dict[str, Any]]) -> tuple[PcieHop, ...]:
+    found = []
+    for hop in gpu.pcie_path:
+        seen: collections.Counter[str] = collections.Counter()
+        for reading in readings:
+            seen.update(reading.get("hops", {}).get(hop.bdf, {}))
+        if seen and hop.link is not None:
+            generation, width = (int(word) for word in seen.most_common(1)[0][0].split())
+            link = dataclasses.replace(hop.link, generation=generation, width=width, state="load")
+            hop = dataclasses.replace(hop, link=link)
+        found.append(hop)
+    return tuple(found)
+
+
+def _sum(readings: Iterable[dict[str, int]]) -> collections.Counter[int]:
     total: collections.Counter[int] = collections.Counter()
     for reading in readings:
-        total.update({int(value): count for value, count in reading.get(name, {}).items()})
+        total.update({int(value): count for value, count in reading.items()})
     return total
 
 

@@ -1,87 +1,229 @@
-"""Runs in the measuring child: times copies between host memory and one GPU. The only module here that imports torch.
+"""Runs in the measuring child: times copies of one GPU, of every kind that `copies` names.
 
-One sample is a run of copies of one block between two CUDA events on a stream of its own. 256 MiB a block: a launch
-takes microseconds and such a copy milliseconds, so that launches vanish in the figure; larger blocks (nvbandwidth
-takes 512 MiB) give the same rate and only pin more memory.
+One sample is a run of copies of one block between two CUDA events on a stream of its own, with one copy queued ahead
+of the first event, so that launches are hidden behind copies. Blocks of 256 MiB: a launch takes microseconds and such
+a copy milliseconds; larger blocks (nvbandwidth takes 512 MiB) give the same rate and only pin more memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpudoctor.errors import GpudoctorError
+from gpudoctor.measure import placement
+from gpudoctor.measure.engine import Engine, Memory, UnusableError, open_engine
 from gpudoctor.measure.nvml_watch import Watch
-from gpudoctor.measure.series import repeat
+from gpudoctor.measure.series import Series, repeat
 
 MIB = 1024 * 1024
 BLOCK_BYTES = 256 * MIB
+LOCAL_BYTES = 512 * MIB  # a copy inside the GPU must exceed its L2 cache several times
 SMALLEST_BYTES = 16 * MIB  # a smaller block measures launches and caches
 COPIES = 16
 FEWEST_COPIES = 4
+CURVE_BYTES = tuple(4096 * 4**step for step in range(9))  # 4 KiB to 256 MiB
+_CURVE_COPIES = 64
+_TINY_BYTES = 4
+_TINY_COPIES = 100  # of one sample of the latency
 _MEMORY_SHARE = 8  # a block takes at most this part of the free memory, of the host and of the GPU
 _SAMPLES_WANTED = 4  # at least, in the time of one kind of copy
+_AGAINST = 1.25  # copies of the opposite direction for each copy that counts; raised where they end too early
+_MOST_AGAINST = 20.0
 
-Copy = Callable[[], None]
 Timer = Callable[[int], float]  # seconds that this many copies take
 
 
-class UnusableError(GpudoctorError):
-    """Copies cannot be measured on any GPU here: no torch, no CUDA build, no CUDA driver."""
+class Session:
+    """CUDA, the GPU and its blocks; kept from call to call, since pinning memory takes longer than copying it."""
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self.cpus = placement.bind_cpus(payload["cpus"])
+        self.engine: Engine = open_engine(payload.get("engine"))
+        self.bdf: str = payload["bdf"]
+        self.node: int | None = payload.get("node")
+        self.device = self.engine.ordinal(self.bdf)
+        self.placed: placement.Placed | None = None
+        self.notes: list[str] = []
+        self.stream, self.other = self.engine.stream(self.device), self.engine.stream(self.device)
+        self.begin, self.end, self.last = (self.engine.event(self.device) for _ in range(3))
+        self._blocks: dict[tuple[str, int], Memory] = {}
+        gpu = self.engine.free_bytes(self.device)
+        host = [number for number in (_host_free_bytes(), payload["memory_bytes"]) if number]
+        self.block_bytes = fitting(payload["block_bytes"], [gpu, *host])
+        self.local_bytes = fitting(LOCAL_BYTES, [gpu])
+        if self.block_bytes < payload["block_bytes"]:
+            self.notes.append(
+                f"little memory is free: blocks of {self.block_bytes // MIB} MiB instead of "
+                f"{payload['block_bytes'] // MIB}"
+            )
+
+    def news(self) -> list[str]:
+        """Notes since the last call: what was said once holds for the whole session."""
+        fresh, self.notes = self.notes, []
+        return fresh
+
+    def host(self, number: int, *, pinned: bool = True) -> Memory:
+        kind = "pinned" if pinned else "pageable"
+        return self._block(kind, number, lambda size: self._host(size, pinned=pinned), self.block_bytes)
+
+    def gpu(self, number: int, size: int | None = None) -> Memory:
+        size = size or self.block_bytes
+        kind = "gpu" if size == self.block_bytes else "local"
+        return self._block(kind, number, lambda wanted: self.engine.on_device(self.device, wanted), size)
+
+    def _block(self, kind: str, number: int, make: Callable[[int], Memory], size: int) -> Memory:
+        key = (kind, number)
+        while key not in self._blocks:
+            try:
+                self._blocks[key] = make(size)
+            except MemoryError:
+                if size // 2 < SMALLEST_BYTES:
+                    raise
+                size //= 2
+                self.notes.append(f"no memory for larger blocks than {size // MIB} MiB ({kind})")
+        return self._blocks[key]
+
+    def _host(self, size: int, *, pinned: bool) -> Memory:
+        if self.node is not None:
+            self.placed = placement.on_node(size, self.node)
+            return self.engine.register(self.device, self.placed.address, size, self.placed.mapping)
+        block = self.engine.pinned(self.device, size) if pinned else self.engine.pageable(size)
+        ctypes.memset(block.address, 1, size)  # pages that were never written all map to one page of zeros
+        return block
+
+
+_session: Session | None = None
+
+
+def session(payload: dict[str, Any]) -> Session:
+    """The session of this child: one GPU, one engine, one NUMA node for its whole life."""
+    global _session  # noqa: PLW0603  # a child serves one parent, one call after the other
+    if _session is None or (_session.bdf, _session.node) != (payload["bdf"], payload.get("node")):
+        _session = Session(payload)
+    return _session
 
 
 def copies(payload: dict[str, Any]) -> dict[str, Any]:
-    """Rate of one kind of copy.
+    """Rates or times of one kind of copy.
 
-    payload: device ("cuda", or "host" for a copy inside host memory, which needs no GPU), bdf, direction ("h2d",
-    "d2h"), pinned, cpus (to run on; empty: no binding), block_bytes, seconds, warm_up_s, memory_bytes (limit or None).
-    Returns samples (GB/s), stopped, bytes, copies, cpus (bound to), readings (NVML counts), notes; or unusable, the
-    reason why no GPU of this machine can be measured.
+    payload: engine (None: the lightest), bdf, kind, cpus (to run on; empty: no binding), node (of the host memory;
+    None: where the system puts it), block_bytes, seconds, warm_up_s, memory_bytes (limit or None), hops (bus addresses
+    whose links are read during the copies).
+    kind: h2d, d2h, h2d_pageable, d2h_pageable, h2d_while_d2h, d2h_while_h2d, d2d, h2d_latency, d2h_latency, h2d_curve,
+    d2h_curve.
+    Returns samples (GB/s; microseconds for a latency) or curve ([bytes, GB/s]...), stopped, bytes, copies, cpus,
+    engine, readings (NVML counts), problem (of reading them), placed, notes; or unusable, the reason why no GPU here
+    can be measured.
     """
     try:
-        return _copies(payload)
+        run = session(payload)
     except UnusableError as error:
         return {"unusable": error.message}
+    result: dict[str, Any] = {"cpus": run.cpus, "engine": run.engine.name, "bytes": 0, "copies": 0}
+    with Watch(run.bdf, payload.get("hops", ())) as watch:
+        result |= _KINDS[payload["kind"].partition("_")[2] or payload["kind"]](run, payload)
+    placed = run.placed
+    return result | {
+        "readings": watch.as_json(),
+        "problem": watch.problem,
+        "notes": run.news(),
+        "placed": None if placed is None else {"share": placed.share, "reason": placed.reason},
+    }
 
 
-def _copies(payload: dict[str, Any]) -> dict[str, Any]:
-    cpus = _bind(payload["cpus"])
-    torch = _torch()
-    notes: list[str] = []
-    on_gpu = payload["device"] == "cuda"
-    index = _cuda_index(torch, payload["bdf"]) if on_gpu else None
-    timer, size = _make(torch, index, payload, notes)
+def _one_way(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
+    pinned = not payload["kind"].endswith("_pageable")
+    host, gpu = run.host(0, pinned=pinned), run.gpu(0)
+    size = min(host.size, gpu.size)
+    target, source = (gpu, host) if payload["kind"].startswith("h2d") else (host, gpu)
+    return _measure(payload, lambda part: _timer(run, target, source, part, blocking=not pinned), size, pinned)
+
+
+def _local(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
+    """Bytes are counted once, though each is read and written: as nvbandwidth's device_local_copy counts."""
+    target, source = run.gpu(0, run.local_bytes), run.gpu(1, run.local_bytes)
+    size = min(target.size, source.size)
+    timer = _timer(run, target, source, size)
+    return _sampled(timer, COPIES, size, payload, warm_up=True)
+
+
+def _both_ways(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
+    """The direction that is named first counts; the other one runs from before its first to after its last copy."""
+    host, gpu, host_2, gpu_2 = run.host(0), run.gpu(0), run.host(1), run.gpu(1)
+    size = min(block.size for block in (host, gpu, host_2, gpu_2))
+    counted, against = ((gpu, host), (host_2, gpu_2))
+    if payload["kind"].startswith("d2h"):
+        counted, against = ((host, gpu), (gpu_2, host_2))
+    return _measure(payload, lambda part: _timer_against(run, counted, against, part), size, pinned=True)
+
+
+def _latency(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
+    """Microseconds from the call to the end of a copy of four bytes, waited for by the CPU."""
+    host, gpu = run.host(0), run.gpu(0)
+    target, source = (gpu, host) if payload["kind"].startswith("h2d") else (host, gpu)
+
+    def sample() -> float:
+        begin = time.perf_counter()
+        for _ in range(_TINY_COPIES):
+            run.engine.copy(run.stream, target, source, _TINY_BYTES, blocking=True)
+        return (time.perf_counter() - begin) / _TINY_COPIES * 1e6
+
+    sample()
+    series = repeat(sample, seconds=payload["seconds"])
+    return _result(series, _TINY_BYTES, _TINY_COPIES)
+
+
+def _curve(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
+    """Rate by size; a large copy ahead of the small ones keeps their launches out of the figure."""
+    host, gpu = run.host(0), run.gpu(0)
+    target, source = (gpu, host) if payload["kind"].startswith("h2d") else (host, gpu)
+    most = min(host.size, gpu.size)
+    curve = []
+    for size in (size for size in CURVE_BYTES if size <= most):
+        count = max(FEWEST_COPIES, min(_CURVE_COPIES, most // size))
+        timer = _timer(run, target, source, size, ahead=most)
+        timer(1)
+        series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"] / len(CURVE_BYTES))  # noqa: B023
+        curve.append([size, sorted(series.samples)[len(series.samples) // 2]])
+    return {"curve": curve, "stopped": "time", "samples": []}
+
+
+_KINDS: dict[str, Callable[[Session, dict[str, Any]], dict[str, Any]]] = {
+    "h2d": _one_way,
+    "d2h": _one_way,
+    "pageable": _one_way,
+    "while_d2h": _both_ways,
+    "while_h2d": _both_ways,
+    "d2d": _local,
+    "latency": _latency,
+    "curve": _curve,
+}
+
+
+def _measure(payload: dict[str, Any], make: Callable[[int], Timer], size: int, pinned: bool) -> dict[str, Any]:
+    timer = make(size)
     warm_end = time.monotonic() + payload["warm_up_s"]
     timer(1)  # touches pages and sets up the copy paths of the context
     one = timer(1)
     while time.monotonic() < warm_end:
         one = min(one, timer(1))  # one disturbed copy must not shrink the blocks
-    sample_s = payload["seconds"] / _SAMPLES_WANTED
-    count, wanted = plan(one, size, sample_s, pinned=payload["pinned"])
-    if wanted != size:
-        del timer
-        timer, size = _make(torch, index, payload | {"block_bytes": wanted}, notes)
-        timer(1)
+    count, size = plan(one, size, payload["seconds"] / _SAMPLES_WANTED, pinned=pinned)
+    return _sampled(make(size), count, size, payload)
 
-    def sample() -> float:
-        return count * size / timer(count) / 1e9
 
-    result: dict[str, Any] = {"bytes": size, "copies": count, "cpus": cpus}
-    if on_gpu:
-        with Watch(payload["bdf"]) as watch:
-            series = repeat(sample, seconds=payload["seconds"])
-        result["readings"] = watch.as_json()
-        if watch.problem:
-            notes.append(f"the link was not (always) read during the copy: {watch.problem}")
-    else:
-        series = repeat(sample, seconds=payload["seconds"])
-        result["readings"] = {}
-    return result | {"samples": list(series.samples), "stopped": series.stopped, "notes": notes}
+def _sampled(timer: Timer, count: int, size: int, payload: dict[str, Any], *, warm_up: bool = False) -> dict[str, Any]:
+    if warm_up:
+        timer(FEWEST_COPIES)
+    series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"])
+    return _result(series, size, count)
+
+
+def _result(series: Series, size: int, count: int) -> dict[str, Any]:
+    return {"samples": list(series.samples), "stopped": series.stopped, "bytes": size, "copies": count}
 
 
 def plan(one_copy_s: float, size: int, sample_s: float, *, pinned: bool) -> tuple[int, int]:
@@ -102,115 +244,52 @@ def plan(one_copy_s: float, size: int, sample_s: float, *, pinned: bool) -> tupl
     return count, size
 
 
-def _bind(cpus: list[int]) -> list[int]:
-    """Run on these CPUs (those of them that are allowed) from now on, so that memory allocated next lies near them."""
-    if not cpus or not hasattr(os, "sched_setaffinity"):
-        return []
-    usable = set(cpus) & os.sched_getaffinity(0)
-    if not usable:
-        return []
-    os.sched_setaffinity(0, usable)
-    return sorted(usable)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except Exception as error:  # noqa: BLE001  # a broken installation raises anything, OSError of a library included
-        text = " ".join(str(error).split())
-        raise UnusableError(f"torch cannot be imported: {text}") from None
-    return torch
-
-
-def _cuda_index(torch: Any, bdf: str) -> int:
-    """torch's index of the GPU at `bdf`. CUDA's order is not NVML's, and CUDA_VISIBLE_DEVICES may hide it."""
-    if not torch.backends.cuda.is_built():
-        raise UnusableError(
-            f"torch {torch.__version__} is built without CUDA; install the CUDA build to measure copies"
-        )
-    name = "libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll"
-    try:
-        cuda = ctypes.CDLL(name)
-    except OSError:
-        raise UnusableError(f"the CUDA driver library {name} is not installed") from None
-    if code := cuda.cuInit(0):
-        raise UnusableError(f"CUDA does not start: cuInit gives error {code}{_visible()}")
-    count = ctypes.c_int()
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    for index in range(count.value):
-        text = ctypes.create_string_buffer(32)
-        if cuda.cuDeviceGetPCIBusId(text, 32, index) == 0 and normal_bdf(text.value.decode()) == bdf:
-            if not torch.cuda.is_available():
-                raise UnusableError("torch finds no usable CUDA device although the driver shows one")
-            return index
-    raise GpudoctorError(f"CUDA does not show the GPU at {bdf}{_visible()}")
-
-
-def _visible() -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
-
-
-def normal_bdf(text: str) -> str:
-    """A bus address as the model writes it: lower case, four-digit domain."""
-    domain, _, rest = text.strip().lower().partition(":")
-    return f"{domain[-4:].zfill(4)}:{rest}"
-
-
-def _make(torch: Any, index: int | None, payload: dict[str, Any], notes: list[str]) -> tuple[Timer, int]:
-    """Allocate the blocks and return the timer, with the size that memory allowed."""
-    pinned = payload["pinned"] and index is not None
-    free = [number for number in (_host_free_bytes(), payload["memory_bytes"]) if number]
-    if index is not None:
-        torch.cuda.set_device(index)
-        free.append(torch.cuda.mem_get_info(index)[0])
-    size = payload["block_bytes"]
+def fitting(size: int, free: list[int]) -> int:
+    """The block size that leaves most of the free memory alone; never below SMALLEST_BYTES."""
     while size > SMALLEST_BYTES and free and size > min(free) // _MEMORY_SHARE:
         size //= 2
-    while True:
-        try:
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-            host.fill_(1)  # pages that were never written all map to one page of zeros
-            other = torch.ones(size, dtype=torch.uint8, device="cpu" if index is None else f"cuda:{index}")
-            break
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if size // 2 < SMALLEST_BYTES or "memory" not in str(error).lower():
-                raise
-            size //= 2
-    if size < payload["block_bytes"]:
-        notes.append(f"little memory is free: blocks of {size // MIB} MiB instead of {payload['block_bytes'] // MIB}")
-    source, target = (host, other) if payload["direction"] == "h2d" else (other, host)
-
-    def copy() -> None:
-        # Pageable copies block, as those of a training script without pinning do.
-        target.copy_(source, non_blocking=pinned)
-
-    return (_host_timer(copy) if index is None else _cuda_timer(torch, index, copy)), size
+    return size
 
 
-def _cuda_timer(torch: Any, index: int, copy: Copy) -> Timer:
-    stream = torch.cuda.Stream(index)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def _timer(
+    run: Session, target: Memory, source: Memory, size: int, *, blocking: bool = False, ahead: int | None = None
+) -> Timer:
+    engine, stream, begin, end = run.engine, run.stream, run.begin, run.end
 
     def seconds(count: int) -> float:
-        with torch.cuda.stream(stream):
-            begin.record(stream)
-            for _ in range(count):
-                copy()
-            end.record(stream)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        if not blocking:
+            engine.copy(stream, target, source, ahead or size)
+        engine.record(begin, stream)
+        for _ in range(count):
+            # Pageable copies block, as those of a training script without pinning do.
+            engine.copy(stream, target, source, size, blocking=blocking)
+        engine.record(end, stream)
+        engine.synchronize(end)
+        return engine.elapsed_s(begin, end)
 
-    torch.cuda.synchronize(index)  # the blocks were filled on another stream
     return seconds
 
 
-def _host_timer(copy: Copy) -> Timer:
+def _timer_against(run: Session, counted: tuple[Memory, Memory], against: tuple[Memory, Memory], size: int) -> Timer:
+    engine, begin, end, last = run.engine, run.begin, run.end, run.last
+    factor = _AGAINST
+
     def seconds(count: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            copy()
-        return time.perf_counter() - begin
+        nonlocal factor
+        while True:
+            for _ in range(math.ceil(factor * count) + 2):
+                engine.copy(run.other, *against, size)
+            engine.record(last, run.other)
+            engine.copy(run.stream, *counted, size)
+            engine.record(begin, run.stream)
+            for _ in range(count):
+                engine.copy(run.stream, *counted, size)
+            engine.record(end, run.stream)
+            engine.synchronize(end)
+            engine.synchronize(last)
+            if engine.elapsed_s(end, last) >= 0 or factor >= _MOST_AGAINST:
+                return engine.elapsed_s(begin, end)
+            factor *= 2  # the opposite direction is faster: it ended while copies that count still ran
 
     return seconds
 

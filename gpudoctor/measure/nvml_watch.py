@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpudoctor.estimate import pcie_generation
+
 PERIOD_S = 0.05
+_DEVICES = Path("/sys/bus/pci/devices")
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _GRAPHICS_IDLE = "gpu_idle"
 # NVML's clock event reasons (nvml.h) in snake case.
 _REASONS = {
@@ -32,18 +38,33 @@ def reason_names(bits: int) -> tuple[str, ...]:
 
 
 class Watch:
-    """Counts readings in a thread between `with` and its end. A call that NVML refuses is simply not counted."""
+    """Counts readings in a thread between `with` and its end. A call that NVML refuses is simply not counted.
 
-    def __init__(self, bdf: str) -> None:
+    `hops` are the bus addresses of the ports above the GPU: their links are read from /sys beside the GPU's own.
+    """
+
+    def __init__(self, bdf: str, hops: Sequence[str] = ()) -> None:
         self.counts: dict[str, collections.Counter[int]] = {
-            name: collections.Counter() for name in ("generation", "width", "pstate", "reasons", "temperature_c")
+            name: collections.Counter()
+            for name in (
+                "generation",
+                "width",
+                "pstate",
+                "reasons",
+                "temperature_c",
+                "sm_clock_mhz",
+                "memory_clock_mhz",
+            )
         }
+        self.hops: dict[str, collections.Counter[str]] = {hop: collections.Counter() for hop in hops}
+        self.errors: dict[str, list[int]] = {}  # error counter -> its value before and after
         self.problem: str | None = None
         self._bdf = bdf
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
     def __enter__(self) -> Self:
+        self._note(aer_correctable(self._bdf, list(self.hops)))
         self._thread.start()
         return self
 
@@ -52,10 +73,19 @@ class Watch:
     ) -> None:
         self._done.set()
         self._thread.join()
+        self._note(aer_correctable(self._bdf, list(self.hops)))
 
     def as_json(self) -> dict[str, Any]:
         """Counts by value, with the values as JSON keys."""
-        return {name: {str(value): count for value, count in counter.items()} for name, counter in self.counts.items()}
+        return {
+            **{name: {str(value): count for value, count in counter.items()} for name, counter in self.counts.items()},
+            "hops": {hop: dict(counter) for hop, counter in self.hops.items()},
+            "errors": {name: values for name, values in self.errors.items() if len(values) > 1},
+        }
+
+    def _note(self, counters: dict[str, int]) -> None:
+        for name, value in counters.items():
+            self.errors[name] = [*self.errors.get(name, [])[:1], value]
 
     def _run(self) -> None:
         try:
@@ -79,10 +109,51 @@ class Watch:
             "reasons": lambda: reasons(device),
             "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU),
         }
+        extra: dict[str, Callable[[], int]] = {  # worth knowing, no reason to complain where they are refused
+            "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _SM_CLOCK),
+            "memory_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _MEMORY_CLOCK),
+        }
+
+        def replays() -> dict[str, int]:
+            with contextlib.suppress(pynvml.NVMLError):
+                return {"pcie_replays": int(pynvml.nvmlDeviceGetPcieReplayCounter(device))}
+            return {}
+
+        self._note(replays())
         while not self._done.is_set():
             for name, call in calls.items():
                 try:
                     self.counts[name][int(call())] += 1
                 except pynvml.NVMLError as error:
                     self.problem = f"NVML: {error}"
+            for name, call in extra.items():
+                with contextlib.suppress(pynvml.NVMLError):
+                    self.counts[name][int(call())] += 1
+            for hop, counter in self.hops.items():
+                if link := _link(hop):
+                    counter[link] += 1
             self._done.wait(PERIOD_S)
+        self._note(replays())
+
+
+def _link(bdf: str) -> str | None:
+    """Generation and width of the port at `bdf` now, as "5 16"; None where /sys does not tell."""
+    folder = _DEVICES / bdf
+    try:
+        speed, width = ((folder / f"current_link_{name}").read_text() for name in ("speed", "width"))
+    except OSError:
+        return None
+    generation = pcie_generation(speed)
+    return f"{generation} {width.strip()}" if generation and width.strip().isdigit() else None
+
+
+def aer_correctable(bdf: str, hops: Sequence[str]) -> dict[str, int]:
+    """Corrected errors of the GPU's link and of each port above it since boot, where the kernel counts them."""
+    found = {}
+    for device in dict.fromkeys((bdf, *hops)):
+        with contextlib.suppress(OSError, ValueError):
+            for line in (_DEVICES / device / "aer_dev_correctable").read_text().splitlines():
+                name, _, value = line.rpartition(" ")
+                if name.strip() == "TOTAL_ERR_COR":
+                    found[f"aer_correctable {device}"] = int(value)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,26 +14,21 @@ from gpudoctor.model import (
     Case,
     Change,
     ChangeClass,
-    Edit,
     Envelope,
     Gain,
     LoaderSettings,
     Measurement,
     Prescription,
     ProofResult,
-    Trial,
     Watched,
-    WatchedLoader,
 )
-from gpudoctor.prescribe import changes as proposing
 from gpudoctor.prescribe import launch
-from gpudoctor.source import later_use
-from gpudoctor.tune import outputs, vetting, watched
+from gpudoctor.tune import candidates, outputs, vetting, watched
 from gpudoctor.tune import proof as proving
 from gpudoctor.tune.profiling import no_step
 from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failure, judge
 from gpudoctor.tune.sandbox import open_sandbox
-from gpudoctor.tune.search import Group, Outcome, Search
+from gpudoctor.tune.search import Outcome, Search
 
 # Shares of the budget: the first, fully watched run ends here at the latest; one trial should not cost more than this.
 DISCOVERY_SHARE = 0.25
@@ -41,8 +36,6 @@ TRIAL_SHARE = 0.12
 NATURAL_SHARE = 0.15  # a script that ends by itself this early is run to its end: its code after the loop is proven too
 MINIMUM_STEPS = 16
 START_UP_ALLOWANCE_S = 120.0
-# What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
-POINTLESS_WAIT = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +89,10 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
     )
     try:
         _discover(session, runner)
-        groups = _groups(session, runner)
+        groups, session.advice, notes = candidates.candidates(
+            session.case, runner, select=options.select, ignore=options.ignore, allow=options.allow
+        )
+        session.notes += notes
         search = Search(runner, groups, vetting.Vetting(runner, session).vet)
         session.outcome = search.outcome
         if groups:
@@ -172,131 +168,6 @@ def _guard_files(session: Session, runner: CommandRunner, seen: Watched) -> None
             f"the command writes files: {names}, and this system offers no overlay ({runner.sandbox.reason})",
             "trials would write them again: give --allow-writes if that does no harm",
         )
-
-
-def _groups(session: Session, runner: CommandRunner) -> list[Group]:
-    """Candidate changes by mechanism. What is not allowed or has no edit becomes advice."""
-    envelope = checkup.examine(
-        session.case, command="tune", select=session.options.select, ignore=session.options.ignore, fail_on="never"
-    )
-    assert envelope.case is not None
-    files = {site.rpartition(":")[0] for site in _sites(session.case)}
-    texts = {}
-    for file in sorted(files):
-        path = runner.cwd / file
-        if not Path(file).is_absolute() and path.suffix == ".py" and path.is_file():
-            try:
-                texts[file] = runner.text(file)
-            except (OSError, UnicodeDecodeError) as error:
-                session.notes.append(f"{file} cannot be read as UTF-8 text and is not changed: {error}")
-
-    def safe(text: str, name: str, line: int) -> tuple[bool, str | None]:
-        uses = later_use.later_uses(text, name, line)
-        return uses.safe, uses.reason
-
-    proposed = proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe)
-    candidates, advice = [], []
-    for change in proposed:
-        if not change.edits:
-            advice.append(change)
-        elif change.change_class not in session.options.allow:
-            advice.append(dataclasses.replace(change, reason=f"not tried: needs --allow {change.change_class}"))
-        else:
-            candidates.append(change)
-    session.advice = tuple(advice)
-    loader = _busiest_loader(session.case)
-    groups = []
-    for mechanism in ("fetch", "loader", "sync"):
-        members = [change for change in candidates if change.mechanism == mechanism]
-        if members:
-            groups.append(_group(mechanism, members, session.case, loader))
-    return groups
-
-
-def _sites(case: Case) -> Iterable[str]:
-    for record in case.watched.records if case.watched else ():
-        yield from (loader.site for loader in record.loaders)
-        yield from (copy.site for copy in record.copies)
-        yield from (sync.site for sync in record.syncs)
-
-
-def _busiest_loader(case: Case) -> WatchedLoader | None:
-    loaders = [loader for record in (case.watched.records if case.watched else ()) for loader in record.loaders]
-    return max(loaders, key=lambda loader: loader.wait_ms, default=None)
-
-
-def _group(mechanism: str, members: Sequence[Change], case: Case, loader: WatchedLoader | None) -> Group:
-    split = [part for change in members for part in _split(change)]
-    units: list[frozenset[str]] = []
-    copies = frozenset(change.id for change in split if _touches(change, {"pin_memory"}) or _moves(change))
-    workers = frozenset(change.id for change in split if _touches(change, {"num_workers", "persistent_workers"}))
-    if copies:
-        units.append(copies)
-    units += [frozenset({change.id}) for change in split if change.id not in copies | workers]
-    persistent = frozenset(change.id for change in split if _touches(change, {"persistent_workers"}))
-    if persistent and loader is not None and loader.num_workers > 0:
-        units.append(persistent)
-        workers -= persistent
-    if workers:
-        units.append(workers)
-    options = [tuple(split)]
-    if loader is not None:
-        options = _worker_options(split, case, loader)
-    waits = mechanism in ("fetch", "loader")
-    return Group(
-        mechanism=mechanism,
-        options=tuple(options),
-        units=tuple(units),
-        pointless=_pointless if waits and not copies else None,
-    )
-
-
-def _split(change: Change) -> list[Change]:
-    """One change an argument, so that leave-one-out can drop each on its own."""
-    edit = change.edits[0]
-    if edit.kind != "loader-arguments" or len(change.edits) > 1 or len(edit.arguments) < 2:
-        return [change]
-    parts = []
-    for number, (name, value) in enumerate(edit.arguments.items(), start=1):
-        one = Edit(kind=edit.kind, site=edit.site, name=edit.name, arguments={name: value})
-        parts.append(dataclasses.replace(change, id=f"{change.id}.{number}", title=f"{name}={value}", edits=(one,)))
-    return parts
-
-
-def _touches(change: Change, names: set[str]) -> bool:
-    return any(edit.kind == "loader-arguments" and names & set(edit.arguments) for edit in change.edits)
-
-
-def _moves(change: Change) -> bool:
-    return any(edit.kind == "non-blocking" for edit in change.edits)
-
-
-def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:
-    """The group with the proposed worker count, twice that, and the most that is allowed; the smallest first."""
-    record = next(item for item in case.watched.records if loader in item.loaders) if case.watched else None
-    target = next((change for change in split if _touches(change, {"num_workers"})), None)
-    if target is None or record is None or case.watched is None:
-        return [tuple(split)]
-    proposed = target.edits[0].arguments["num_workers"]
-    limit = proposing.loader_limit(case, record, len(proving.training_records(case.watched)))
-    if not isinstance(proposed, int) or proposed < 1:
-        return [tuple(split)]
-    counts = sorted({proposed, min(limit, proposed * 2), max(limit, proposed)} - {loader.num_workers})
-    options = []
-    for count in counts:
-        edit = dataclasses.replace(target.edits[0], arguments={**target.edits[0].arguments, "num_workers": count})
-        variant = dataclasses.replace(target, title=f"num_workers={count}", edits=(edit, *target.edits[1:]))
-        options.append(tuple(variant if change is target else change for change in split))
-    return options or [tuple(split)]
-
-
-def _pointless(trial: Trial) -> str | None:
-    if trial.rate is None or trial.loader_wait_ms is None:
-        return None
-    share = trial.loader_wait_ms * trial.rate / 1000
-    if share >= POINTLESS_WAIT:
-        return None
-    return f"not tried: a step waits {share:.1%} of its time for the loader, so little is left to win"
 
 
 def _finish(session: Session, runner: CommandRunner) -> Envelope:

@@ -1,0 +1,148 @@
+"""Candidate changes of a watched command, as groups for the search."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpudoctor import checkup
+from gpudoctor.model import Case, Change, ChangeClass, Edit, Trial, WatchedLoader
+from gpudoctor.prescribe import changes as proposing
+from gpudoctor.source import later_use
+from gpudoctor.tune import proof as proving
+from gpudoctor.tune.runner import CommandRunner
+from gpudoctor.tune.search import Group
+
+# What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
+POINTLESS_WAIT = 0.02
+# The order in which mechanisms are tried: what feeds the loop first, since a wait for the loader hides everything else.
+MECHANISMS = ("fetch", "loader", "sync")
+
+
+def candidates(
+    case: Case,
+    runner: CommandRunner,
+    *,
+    select: Sequence[str],
+    ignore: Sequence[str],
+    allow: frozenset[ChangeClass],
+) -> tuple[list[Group], tuple[Change, ...], list[str]]:
+    """(groups to try, advice, notes). What is not allowed or has no edit becomes advice."""
+    envelope = checkup.examine(case, command="tune", select=select, ignore=ignore, fail_on="never")
+    assert envelope.case is not None
+    files = {site.rpartition(":")[0] for site in _sites(case)}
+    texts, notes = {}, []
+    for file in sorted(files):
+        path = runner.cwd / file
+        if not Path(file).is_absolute() and path.suffix == ".py" and path.is_file():
+            try:
+                texts[file] = runner.text(file)
+            except (OSError, UnicodeDecodeError) as error:
+                notes.append(f"{file} cannot be read as UTF-8 text and is not changed: {error}")
+
+    def safe(text: str, name: str, line: int) -> tuple[bool, str | None]:
+        uses = later_use.later_uses(text, name, line)
+        return uses.safe, uses.reason
+
+    tried, advice = [], []
+    for change in proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe):
+        if not change.edits:
+            advice.append(change)
+        elif change.change_class not in allow:
+            advice.append(dataclasses.replace(change, reason=f"not tried: needs --allow {change.change_class}"))
+        else:
+            tried.append(change)
+    loader = _busiest_loader(case)
+    groups = []
+    for mechanism in MECHANISMS:
+        members = [change for change in tried if change.mechanism == mechanism]
+        if members:
+            groups.append(_group(mechanism, members, case, loader))
+    return groups, tuple(advice), notes
+
+
+def _sites(case: Case) -> Iterable[str]:
+    for record in case.watched.records if case.watched else ():
+        yield from (loader.site for loader in record.loaders)
+        yield from (copy.site for copy in record.copies)
+        yield from (sync.site for sync in record.syncs)
+
+
+def _busiest_loader(case: Case) -> WatchedLoader | None:
+    loaders = [loader for record in (case.watched.records if case.watched else ()) for loader in record.loaders]
+    return max(loaders, key=lambda loader: loader.wait_ms, default=None)
+
+
+def _group(mechanism: str, members: Sequence[Change], case: Case, loader: WatchedLoader | None) -> Group:
+    split = [part for change in members for part in _split(change)]
+    units: list[frozenset[str]] = []
+    copies = frozenset(change.id for change in split if _touches(change, {"pin_memory"}) or _moves(change))
+    workers = frozenset(change.id for change in split if _touches(change, {"num_workers", "persistent_workers"}))
+    if copies:
+        units.append(copies)
+    units += [frozenset({change.id}) for change in split if change.id not in copies | workers]
+    persistent = frozenset(change.id for change in split if _touches(change, {"persistent_workers"}))
+    if persistent and loader is not None and loader.num_workers > 0:
+        units.append(persistent)
+        workers -= persistent
+    if workers:
+        units.append(workers)
+    options = [tuple(split)]
+    if loader is not None:
+        options = _worker_options(split, case, loader)
+    waits = mechanism in ("fetch", "loader")
+    return Group(
+        mechanism=mechanism,
+        options=tuple(options),
+        units=tuple(units),
+        pointless=_pointless if waits and not copies else None,
+    )
+
+
+def _split(change: Change) -> list[Change]:
+    """One change an argument, so that leave-one-out can drop each on its own."""
+    edit = change.edits[0]
+    if edit.kind != "loader-arguments" or len(change.edits) > 1 or len(edit.arguments) < 2:
+        return [change]
+    parts = []
+    for number, (name, value) in enumerate(edit.arguments.items(), start=1):
+        one = Edit(kind=edit.kind, site=edit.site, name=edit.name, arguments={name: value})
+        parts.append(dataclasses.replace(change, id=f"{change.id}.{number}", title=f"{name}={value}", edits=(one,)))
+    return parts
+
+
+def _touches(change: Change, names: set[str]) -> bool:
+    return any(edit.kind == "loader-arguments" and names & set(edit.arguments) for edit in change.edits)
+
+
+def _moves(change: Change) -> bool:
+    return any(edit.kind == "non-blocking" for edit in change.edits)
+
+
+def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:
+    """The group with the proposed worker count, twice that, and the most that is allowed; the smallest first."""
+    record = next(item for item in case.watched.records if loader in item.loaders) if case.watched else None
+    target = next((change for change in split if _touches(change, {"num_workers"})), None)
+    if target is None or record is None or case.watched is None:
+        return [tuple(split)]
+    proposed = target.edits[0].arguments["num_workers"]
+    limit = proposing.loader_limit(case, record, len(proving.training_records(case.watched)))
+    if not isinstance(proposed, int) or proposed < 1:
+        return [tuple(split)]
+    counts = sorted({proposed, min(limit, proposed * 2), max(limit, proposed)} - {loader.num_workers})
+    options = []
+    for count in counts:
+        edit = dataclasses.replace(target.edits[0], arguments={**target.edits[0].arguments, "num_workers": count})
+        variant = dataclasses.replace(target, title=f"num_workers={count}", edits=(edit, *target.edits[1:]))
+        options.append(tuple(variant if change is target else change for change in split))
+    return options or [tuple(split)]
+
+
+def _pointless(trial: Trial) -> str | None:
+    if trial.rate is None or trial.loader_wait_ms is None:
+        return None
+    share = trial.loader_wait_ms * trial.rate / 1000
+    if share >= POINTLESS_WAIT:
+        return None
+    return f"not tried: a step waits {share:.1%} of its time for the loader, so little is left to win"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # On the bundled example the whole tune stays under 90 s on 2 busy cores.
 EXAMPLE_BUDGET_S = 80.0
 BUDGET_S = 600.0
+MOST_RANKS = 1024
 
 
 def command(
@@ -39,6 +40,12 @@ def command(
     allow: Annotated[
         str | None,
         typer.Option("--allow", metavar="CLASSES", help="Also try changes of these classes: logging,numerics."),
+    ] = None,
+    nproc: Annotated[
+        str | None,
+        typer.Option(
+            "--nproc", metavar="N[,N...]", help="First a table of the rate by ranks; changes are tried at the largest."
+        ),
     ] = None,
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Let trials write the command's files where no overlay is possible.")
@@ -80,7 +87,7 @@ def command(
         from gpudoctor.tune.commands import as_command
         from gpudoctor.tune.session import Options, tune
 
-        classes = _classes(allow)
+        classes, counts = _classes(allow), _counts(nproc)
         words = as_command(command) if command else None
         cwd = Path.cwd()
         folder = outputs.choose(out, force=force, below=cwd).absolute()
@@ -95,6 +102,7 @@ def command(
             step_at=step_at,
             allow=classes,
             allow_writes=allow_writes,
+            nproc=counts,
             select=tuple(select or ()),
             ignore=tuple(ignore or ()),
             fail_on=fail_on.value if fail_on else "never",
@@ -115,6 +123,17 @@ def command(
         return Result(envelope=envelope)
 
     execute("tune", common, body)
+
+
+def _counts(nproc: str | None) -> tuple[int, ...]:
+    from gpudoctor.errors import GpudoctorError
+
+    words = (nproc or "").replace(",", " ").split()
+    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= MOST_RANKS for word in words):
+        raise GpudoctorError(f"--nproc: {nproc!r} is no list of counts", "give numbers of ranks such as 1,2,4,8")
+    if nproc is not None and not words:
+        raise GpudoctorError("--nproc: no count was given", "give numbers of ranks such as 1,2,4,8")
+    return tuple(sorted({int(word) for word in words}))
 
 
 def _classes(allow: str | None) -> frozenset[ChangeClass]:

@@ -60,6 +60,7 @@ from gpudoctor.model.trace import (
     TraceLane,
     TraceLoader,
     TraceStep,
+from gpudoctor.model.scaling import Scaling, ScalingRank, ScalingRow, ScalingUnit
     TraceStream,
     TraceTimeline,
     TraceWait,
@@ -159,6 +160,10 @@ __all__ = [
     "TraceStream",
     "TraceTimeline",
     "TraceWait",
+    "Scaling",
+    "ScalingRank",
+    "ScalingRow",
+    "ScalingUnit",
     "Trial",
     "Unchecked",
     "Verdict",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpudoctor.model.finding import Gain
+from gpudoctor.model.scaling import Scaling
 
 ChangeClass = Literal["exact", "stochastic", "logging", "numerics"]
 CHANGE_CLASSES: tuple[ChangeClass, ...] = ("exact", "stochastic", "logging", "numerics")
@@ -110,3 +111,4 @@ class Prescription:
     plan: dict[str, str] | None = None  # the planner comes later
     files: dict[str, str] = field(default_factory=dict)  # launch, patch, report, case -> path
     verdict: str | None = None  # one sentence: what was gained, "nothing to change", or "no verdict: ..."
+    scaling: Scaling | None = None  # tune --nproc: the changes are chosen at the largest count that worked

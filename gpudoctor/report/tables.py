@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from gpudoctor.model import Change, Envelope, Measurement, Prescription, Setting, Trial, Watched, WatchRecord
+from gpudoctor.report.scaling import scaling
 from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size, trimmed
 
 _VERDICTS = {
@@ -17,7 +18,7 @@ _VERDICTS = {
     "no verdict": ("no verdict", "dim"),
 }
 _TOLD_SETTINGS = ("bytes", "binding", "backend", "ranks")
-_TOLD_ELSEWHERE = ("loader.", "step.", "tune.")  # in the tables of the watched command and of tune
+_TOLD_ELSEWHERE = ("loader.", "step.", "tune.", "scaling.")  # in the tables of the watched command and of tune
 _SITES = 8  # lines of code in the profile before "and n more"
 
 
@@ -246,7 +247,8 @@ def prescription(envelope: Envelope, style: Style) -> list[str]:
     item = envelope.prescription
     if item is None:
         return []
-    lines = _rates(item.trials, style)
+    lines = scaling(item.scaling, style) if item.scaling is not None else []
+    lines += _rates(item.trials, style)
     for measurement in envelope.measurements:
         if measurement.metric == "tune.speedup":
             lines += _speedup(measurement, style)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,12 +21,15 @@ from gpudoctor.model import (
     Measurement,
     Prescription,
     ProofResult,
+    Scaling,
     Watched,
 )
 from gpudoctor.prescribe import launch
-from gpudoctor.tune import candidates, outputs, vetting, watched
+from gpudoctor.prescribe.workers import usable_cpus
+from gpudoctor.tune import candidates, outputs, scaling, vetting, watched
 from gpudoctor.tune import proof as proving
 from gpudoctor.tune.profiling import no_step
+from gpudoctor.tune.rank_commands import with_ranks
 from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failure, judge
 from gpudoctor.tune.sandbox import open_sandbox
 from gpudoctor.tune.search import Outcome, Search
@@ -48,6 +52,7 @@ class Options:
     step_at: str | None = None
     allow: frozenset[ChangeClass] = frozenset({"exact", "stochastic"})
     allow_writes: bool = False
+    nproc: tuple[int, ...] = ()
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     fail_on: str = "never"
@@ -65,6 +70,7 @@ class Session:
     outcome: Outcome = field(default_factory=Outcome)
     advice: tuple[Change, ...] = ()
     proof: ProofResult | None = None
+    scaling: Scaling | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -88,6 +94,8 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         on_trial=on_stage,
     )
     try:
+        if options.nproc:
+            _scale(session, runner)
         _discover(session, runner)
         groups, session.advice, notes = candidates.candidates(
             session.case, runner, select=options.select, ignore=options.ignore, allow=options.allow
@@ -105,6 +113,29 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         return _interrupted(session)
     finally:
         sandbox.close()
+
+
+def _scale(session: Session, runner: CommandRunner) -> None:
+    """The command once for each count of ranks; the loop goes on with the largest count that worked."""
+    options = session.options
+    session.scaling = scaling.scale(
+        options.command,
+        options.nproc,
+        cwd=options.cwd,
+        sandbox=runner.sandbox,
+        budget_s=options.budget_s * scaling.BUDGET_SHARE,
+        steps=options.steps,
+        step_at=options.step_at,
+        gpu=bool(session.machine.gpus),
+        cpus=math.floor(usable_cpus(session.machine)),
+        check=lambda seen: _guard_files(session, runner, seen),
+        on_stage=session.on_stage,
+    )
+    largest = max(row.ranks for row in session.scaling.rows if row.rate is not None)
+    command = tuple(with_ranks(options.command, largest))
+    session.options = dataclasses.replace(options, command=command, budget_s=max(1.0, runner.left_s()))
+    runner.command = list(command)
+    session.notes.append(f"changes are tried with {largest} {'rank' if largest == 1 else 'ranks'}")
 
 
 def _discover(session: Session, runner: CommandRunner) -> None:
@@ -162,7 +193,9 @@ def _guard_files(session: Session, runner: CommandRunner, seen: Watched) -> None
         return
     names = ", ".join(written[:5]) + (f" and {len(written) - 5} more" if len(written) > 5 else "")
     if runner.sandbox.own is not None:
-        session.notes.append(f"the command writes {names}; trials write into an overlay, your files are untouched")
+        note = f"the command writes {names}; trials write into an overlay, your files are untouched"
+        if note not in session.notes:
+            session.notes.append(note)
     elif not session.options.allow_writes:
         raise GpudoctorError(
             f"the command writes files: {names}, and this system offers no overlay ({runner.sandbox.reason})",
@@ -188,6 +221,7 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
         changes=(*kept, *outcome.dropped, *session.advice),
         trials=tuple(outcome.trials),
         proof=session.proof,
+        scaling=session.scaling,
         files=files,
         verdict=verdict(outcome),
     )
@@ -198,7 +232,7 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
         ignore=options.ignore,
         fail_on=options.fail_on,
         require_gpu=options.require_gpu,
-        measurements=(*session.case.measurements, *_speedup(session, runner)),
+        measurements=(*session.case.measurements, *_scaling(session), *_speedup(session, runner)),
         prescription=prescription,
         notes=tuple(session.notes),
     )
@@ -223,13 +257,14 @@ def _interrupted(session: Session) -> Envelope:
     prescription = Prescription(
         changes=(*session.outcome.dropped, *session.advice),
         trials=tuple(session.outcome.trials),
+        scaling=session.scaling,
         verdict="interrupted: nothing was confirmed, so nothing is prescribed",
     )
     envelope = checkup.examine(
         session.case,
         command="tune",
         fail_on="never",
-        measurements=session.case.measurements,
+        measurements=(*session.case.measurements, *_scaling(session)),
         prescription=prescription,
         errors=("interrupted",),
         notes=tuple(session.notes),
@@ -246,6 +281,10 @@ def verdict(outcome: Outcome) -> str:
         return f"{c.ratio:.2f}x the rate ({c.low:.2f} to {c.high:.2f}) in {c.baseline_runs} fresh pairs of runs"
     head = "no verdict" if outcome.verdict == "no verdict" else "nothing to change"
     return f"{head}: {outcome.reason}"
+
+
+def _scaling(session: Session) -> tuple[Measurement, ...]:
+    return scaling.measurements(session.scaling) if session.scaling is not None else ()
 
 
 def _speedup(session: Session, runner: CommandRunner) -> tuple[Measurement, ...]:

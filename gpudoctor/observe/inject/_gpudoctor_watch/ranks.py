@@ -29,8 +29,8 @@ _COLLECTIVES = (
     "scatter",
     "_broadcast_coalesced",
 )
-_models = []
-_counts = {"backend": None, "ranks": None, "reductions": 0, "calls": 0, "untimed": 0}
+_models: list = []
+_counts: dict = {"backend": None, "ranks": None, "reductions": 0, "calls": 0, "untimed": 0}
 _depth = 0
 
 
@@ -62,6 +62,16 @@ def install_ddp(parallel):
 def install_collectives(distributed):
     """After torch.distributed was imported; its functions are called through the package or by their own module."""
     defining = sys.modules.get("torch.distributed.distributed_c10d")
+    start = getattr(distributed, "init_process_group", None)
+    if start is not None:
+
+        @functools.wraps(start)
+        def init_process_group(*args, **kwargs):
+            start(*args, **kwargs)
+            _joined()  # it may be left again before the record is written
+
+        for owner in (distributed, defining):
+            owner.init_process_group = init_process_group
     for name in _COLLECTIVES:
         original = getattr(distributed, name, None)
         if original is None:

@@ -73,7 +73,7 @@ class Space:
     present: Setting | None = None
     target: float | None = None
     first: int | None = None
-    fits: Callable[[Setting], bool] = lambda setting: True
+    fits: Callable[[Setting], bool] = lambda _: True
     variants: tuple[Callable[[Setting], Setting], ...] = ()
     prefetches: tuple[int, ...] = PREFETCHES
     base: Setting = field(default_factory=lambda: Setting(workers=0))  # what all cells share, such as whole_batch

@@ -4,6 +4,7 @@ A loader that a library builds from the dataset of the user's loader (accelerate
 """
 
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -29,6 +30,7 @@ class Info:
         self.probe = None
         self.from_user = True
         self.settings = describe(loader)
+        self.alive = []  # iterators, weakly; kept only where loader candidates are tried
         self.forget_counts()
 
     def forget_counts(self):
@@ -105,6 +107,10 @@ def _worker_loop(original):
         return original(*args, **kwargs)
 
     return _worker_loop
+        from _gpudoctor_watch import in_worker
+
+        if in_worker.ENVIRONMENT in os.environ:
+            in_worker.begin()
 
 
 def _init(original):
@@ -191,6 +197,8 @@ def _request(loader, original, what):
             _prepare(loader, info)
     except Exception as error:
         W.failed("loader settings", error)
+            if W.plan["loader_search"] is not None:
+                _searched(loader, info)
     if info is None:
         return original(loader)
     begun = info.asked = clock()
@@ -216,6 +224,8 @@ def _request(loader, original, what):
             if W.plan["proof"] is not None:
                 from _gpudoctor_watch import proof
 
+            if W.plan["loader_search"] is not None:
+                info.alive.append(weakref.ref(iterator))
                 proof.epoch_begins(iterator)
     except Exception as error:
         W.failed("loader iterator", error)
@@ -225,6 +235,13 @@ def _request(loader, original, what):
 def _waited(info, spent):
     info.wait += spent
     if threading.get_ident() == W.step_thread:
+def _searched(loader, info):
+    from _gpudoctor_watch import candidates
+
+    if candidates.wanted(loader, info):
+        candidates.take(loader, info)
+
+
         W.waits[0] += spent
 
 

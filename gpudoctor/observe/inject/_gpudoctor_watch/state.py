@@ -18,6 +18,7 @@ DEFAULTS = {
     "patched": (),
     "watch_calls": True,
     "probe_fetch": False,
+    "loader_search": None,
     "end_loop_after": None,
     "proof": None,
     "guard_writes": "list",

@@ -285,6 +285,11 @@ def tick(rank):
     _maybe_stop(rank)
     record.maybe_write_partial(now)
     ended = clock()
+    if plan["loader_search"] is not None:
+        from _gpudoctor_watch import candidates
+
+        candidates.after_step(W.step_count, _may_stop(rank))
+        return
     W.overhead += ended - now
 
 

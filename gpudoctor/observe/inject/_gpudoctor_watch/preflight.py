@@ -1,0 +1,431 @@
+"""Looks at the dataset before any candidate is run, in a forked child that alone touches it.
+
+Rows come in the order of the loader's own sampler. What the system can tell (storage reads, CPU time of other
+threads) is asked for each pass, so that waiting, computing and reading are told apart.
+"""
+
+import io
+import os
+import pickle
+import sys
+import time
+
+from _gpudoctor_watch import in_worker, pools
+
+MOST_ROWS = 64
+DROP_BYTES = 256 * 2**20  # larger files keep their place in the page cache: others may be reading them
+_HANDLES = {
+    "h5py._hl.files": "h5py.File",
+    "zipfile": "zipfile.ZipFile",
+    "tarfile": "tarfile.TarFile",
+    "lmdb": "lmdb.Environment",
+    "sqlite3": "sqlite3.Connection",
+}
+
+
+def look(loader, seconds, mapped, folder):
+    """The facts of a LoaderPreflight; a row that fails ends the look and is told as a fault."""
+    facts = {"notes": []}
+    dataset = loader.dataset
+    _attributes(dataset, facts)
+    _pickled(loader, facts)
+    in_worker.put(mapped, 1, in_worker.PID, os.getpid())
+    looked = _Look(loader, seconds, mapped)
+    try:
+        looked.fetch(facts)
+    except StopIteration:
+        facts["ends_early_at"] = looked.index
+    except BaseException as error:
+        facts["fault"] = {"kind": "exception", **in_worker.describe_error(error), "index": looked.index}
+    facts["pools"] = pools.sizes()
+    facts["helper_share"] = looked.helper_share()
+    return facts
+
+
+# --- attributes -------------------------------------------------------------------------------------------------
+
+
+def _attributes(dataset, facts):
+    facts["handles"] = sorted(set(_handles(dataset, "", 0, set())))[:20]
+    for name in ("snapshot_every_n_steps",):
+        value = getattr(dataset, name, None)
+        if isinstance(value, int):
+            facts["snapshot_every"] = value
+
+
+def _handles(value, path, depth, seen):
+    """Open files among the attributes, a few levels deep. Properties are not called."""
+    if depth > 3 or id(value) in seen or len(seen) > 5000:
+        return
+    seen.add(id(value))
+    if depth:
+        kind = _handle_kind(value)
+        if kind is not None:
+            yield f"{path}: {kind}"
+            return
+    if isinstance(value, dict):
+        items = [(f"{path}[{key!r}]"[:80], item) for key, item in list(value.items())[:50]]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{number}]", item) for number, item in enumerate(value[:50])]
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and type(value).__module__ != "torch":
+        items = [(f"{path}.{name}" if path else name, item) for name, item in list(vars(value).items())[:200]]
+    else:
+        return
+    for name, item in items:
+        if isinstance(item, (str, bytes, int, float, bool, type(None))):
+            continue
+        yield from _handles(item, name, depth + 1, seen)
+
+
+def _handle_kind(value):
+    if isinstance(value, io.IOBase):
+        if isinstance(value, (io.BytesIO, io.StringIO)) or value.closed or not value.readable():
+            return None
+        return "open file"
+    module, name = type(value).__module__, type(value).__name__
+    for prefix, shown in _HANDLES.items():
+        if (module == prefix or module.startswith(prefix + ".")) and name == shown.rpartition(".")[2]:
+            try:
+                return shown if _is_open(value, shown) else None
+            except Exception:
+                return shown
+    return None
+
+
+def _is_open(value, kind):
+    if kind == "h5py.File":
+        return bool(value)  # False once closed
+    if kind == "zipfile.ZipFile":
+        return value.fp is not None
+    if kind == "tarfile.TarFile":
+        return not value.closed
+    return True
+
+
+# --- pickling ---------------------------------------------------------------------------------------------------
+
+
+class _Count(io.RawIOBase):
+    def __init__(self):
+        self.total = 0
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        size = memoryview(data).nbytes
+        self.total += size
+        return size
+
+
+class _Pickler(pickle.Pickler):
+    """Counts what tensors and arrays would take, and does not copy them."""
+
+    def __init__(self, file):
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.arrays = 0
+
+    def reducer_override(self, value):
+        torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+        if type(value) is torch.Tensor:
+            self.arrays += value.numel() * value.element_size()
+            return int, ()
+        if numpy is not None and type(value) is numpy.ndarray and value.dtype != object:
+            self.arrays += value.nbytes
+            return int, ()
+        return NotImplemented
+
+
+def _pickled(loader, facts):
+    """What a spawned worker would be sent: the dataset, the collate function and worker_init_fn."""
+    count = _Count()
+    pickler = _Pickler(count)
+    try:
+        pickler.dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+        facts["pickle_bytes"] = count.total + pickler.arrays
+    except BaseException as error:
+        text = (str(error).strip().splitlines() or [""])[0][:300]
+        facts["pickle_error"] = f"{type(error).__name__}: {text}"
+    dataset = loader.dataset
+    if hasattr(dataset, "state_dict"):
+        try:
+            facts["state_bytes"] = len(pickle.dumps(dataset.state_dict()))
+        except Exception as error:
+            facts["notes"].append(f"state_dict of the dataset: {type(error).__name__}")
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+class _Look:
+    def __init__(self, loader, seconds, mapped):
+        self.loader, self.mapped = loader, mapped
+        self.deadline = time.monotonic() + seconds
+        self.index = None
+        self.thread_cpu = self.process_cpu = 0.0
+        self.opened = set()
+
+    def fetch(self, facts):
+        data = sys.modules["torch.utils.data"]
+        sys.addaudithook(self._audit)
+        if isinstance(self.loader.dataset, data.IterableDataset):
+            self._iterable(facts)
+        elif hasattr(self.loader.dataset, "__getitem__"):
+            self._map(facts)
+        else:
+            facts["notes"].append("the dataset has no __getitem__ and is not iterable: its rows were not timed")
+
+    def helper_share(self):
+        """CPU time of all threads but the fetching one, over that one's: native pools at work."""
+        if self.thread_cpu < 0.005:
+            return None
+        return max(0.0, self.process_cpu - self.thread_cpu) / self.thread_cpu
+
+    def _audit(self, event, args):
+        if event == "open" and isinstance(args[0], str) and len(self.opened) < 500:
+            mode = args[1]
+            if not (isinstance(mode, str) and ("w" in mode or "a" in mode or "+" in mode)):
+                self.opened.add(args[0])
+
+    def _timed(self, function):
+        """(result, wall, CPU of this thread, bytes read from storage) of one call."""
+        read = _storage_bytes()
+        process, thread, begun = time.process_time(), time.thread_time(), time.perf_counter()
+        try:
+            result = function()
+        finally:
+            wall = time.perf_counter() - begun
+            cpu = time.thread_time() - thread
+            self.thread_cpu += cpu
+            self.process_cpu += time.process_time() - process
+        return result, wall, cpu, _storage_bytes() - read
+
+    def _row(self, index):
+        self.index = index if isinstance(index, int) else None
+        in_worker.put(self.mapped, 1, in_worker.INDEX, in_worker._number(index))
+        in_worker.put(self.mapped, 1, in_worker.BUSY_SINCE, time.monotonic())
+        return self._timed(lambda: self.loader.dataset[index])
+
+    def _map(self, facts):
+        batches = self._indices()
+        if not batches:
+            facts["notes"].append("the loader gives no batch")
+            return
+        whole = self.loader.batch_sampler is None or getattr(self.loader.dataset, "__getitems__", None)
+        before = _random_states(self.loader.dataset)
+        rows, timed, first_batch = [], [], None
+        for batch in batches:
+            part = []
+            if whole:
+                single = self.loader.batch_sampler is None
+                fetch = self.loader.dataset.__getitem__ if single else self.loader.dataset.__getitems__
+                part, *cost = self._timed(lambda fetch=fetch, batch=batch: fetch(batch))
+                timed.append((batch, *cost))
+            else:
+                for index in batch:
+                    row, *cost = self._row(index)
+                    part.append(row)
+                    timed.append((index, *cost))
+                    if time.monotonic() > self.deadline and len(timed) > 3:
+                        break
+            if first_batch is None:
+                first_batch = part
+            rows = part
+            if time.monotonic() > self.deadline or len(timed) >= MOST_ROWS:
+                break
+        facts["draws_random"] = _random_states(self.loader.dataset)[0] != before[0]
+        facts["generators"] = [
+            name for name, state in _random_states(self.loader.dataset)[1].items() if before[1].get(name) != state
+        ]
+        self._costs(timed, facts, count_of=len if whole else None)
+        self._again(timed, whole, facts)
+        self._collated(first_batch, facts, auto=not (whole and self.loader.batch_sampler is None))
+        del rows
+
+    def _iterable(self, facts):
+        before = _random_states(self.loader.dataset)
+        size = self.loader.batch_size or 1
+        iterator, *cost = self._timed(lambda: iter(self.loader.dataset))
+        timed, rows = [], []
+        while len(timed) < max(MOST_ROWS, size) and (time.monotonic() < self.deadline or not timed):
+            in_worker.put(self.mapped, 1, in_worker.BUSY_SINCE, time.monotonic())
+            row, *cost = self._timed(lambda: next(iterator, _END))
+            if row is _END:
+                break
+            rows.append(row)
+            timed.append((None, *cost))
+        facts["draws_random"] = _random_states(self.loader.dataset)[0] != before[0]
+        if not timed:
+            facts["notes"].append("the loader gives no batch")
+            return
+        self._costs(timed, facts)
+        auto = self.loader.batch_size is not None
+        self._collated(rows[:size] if auto else rows[0], facts, auto=auto)
+
+    def _indices(self):
+        """The first batches of indices that the loader's own sampler gives."""
+        sampler = self.loader.batch_sampler if self.loader.batch_sampler is not None else self.loader.sampler
+        batches, count = [], 0
+        for indices in sampler:
+            batch = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+            batches.append(batch if self.loader.batch_sampler is not None else indices)
+            count += len(batch)
+            if count >= MOST_ROWS:
+                break
+        return batches
+
+    def _costs(self, timed, facts, count_of=None):
+        walls = []
+        for index, wall, _, _ in timed:
+            count = count_of(index) if count_of is not None and isinstance(index, (list, tuple)) else 1
+            walls.append(1e3 * wall / max(1, count))
+        mean = sum(walls) / len(walls)
+        facts["rows"] = len(walls)
+        facts["row_ms"] = sorted(walls)[len(walls) // 2]
+        facts["row_mean_ms"] = mean
+        facts["row_max_ms"] = max(walls)
+        if len(walls) >= 8 and mean > 0:
+            facts["row_variation"] = (sum((wall - mean) ** 2 for wall in walls) / len(walls)) ** 0.5 / mean
+        total = sum(wall for _, wall, _, _ in timed)
+        facts["cpu_share"] = min(1.0, sum(cpu for _, _, cpu, _ in timed) / total) if total > 0 else None
+
+    def _again(self, timed, whole, facts):
+        """The same rows once more: from memory if they were read from storage, and equal if nothing is drawn."""
+        cold = [entry for entry in timed if entry[3] > 0]
+        if not cold:
+            self._drop_pages()
+            cold = []
+            for index, *_ in timed[:16]:
+                if time.monotonic() > self.deadline + 2.0:
+                    break
+                _, wall, cpu, read = self._one(index, whole)
+                if read > 0:
+                    cold.append((index, wall, cpu, read))
+        warm = []
+        for index, *_ in (cold or timed)[:16]:
+            if time.monotonic() > self.deadline + 3.0:
+                break
+            _, wall, _, read = self._one(index, whole)
+            if read == 0:
+                warm.append((index, wall))
+        if len(warm) >= 2 and not facts.get("draws_random"):
+            facts["repeatable"] = all(self._equal(index, whole) for index, _ in warm[:2])
+        if len(cold) >= 3 and len(warm) >= 3:
+            facts["cold_ms"] = 1e3 * sum(entry[1] for entry in cold) / len(cold)
+            facts["warm_ms"] = 1e3 * sum(wall for _, wall in warm) / len(warm)
+            facts["storage_bytes"] = int(sum(entry[3] for entry in cold))
+
+    def _one(self, index, whole):
+        if not whole:
+            return self._row(index)
+        single = self.loader.batch_sampler is None
+        fetch = self.loader.dataset.__getitem__ if single else self.loader.dataset.__getitems__
+        return self._timed(lambda: fetch(index))
+
+    def _equal(self, index, whole):
+        one, two = self._one(index, whole)[0], self._one(index, whole)[0]
+        return in_worker.fingerprint(one) == in_worker.fingerprint(two)
+
+    def _drop_pages(self):
+        """Ask the kernel to forget the pages of the small files that the rows came from."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        for path in _data_files(self.opened):
+            try:
+                handle = os.open(path, os.O_RDONLY)
+                try:
+                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(handle)
+            except OSError:  # noqa: PERF203 - one file must not cost the others
+                continue
+
+    def _collated(self, rows, facts, auto):
+        if rows is None or (auto and not rows):
+            return
+        row = rows[0] if auto and isinstance(rows, (list, tuple)) else rows
+        tensors = []
+        _tensors(row, tensors)
+        if tensors and auto:
+            facts["row_bytes"] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        largest = max(tensors, key=lambda tensor: tensor.numel(), default=None)
+        torch = sys.modules["torch"]
+        if largest is not None and largest.dtype == torch.float32 and largest.dim() >= 3:
+            facts["float_images"] = largest.numel() >= 1024
+        in_worker.put(self.mapped, 1, in_worker.BUSY_SINCE, time.monotonic())
+        batch, wall, _, _ = self._timed(lambda: self.loader.collate_fn(rows))
+        facts["collate_ms"] = 1e3 * wall
+        tensors = []
+        _tensors(batch, tensors)
+        if tensors:
+            facts["batch_bytes"] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            facts["batch_tensors"] = len(tensors)
+
+
+_END = object()
+
+
+def _tensors(value, found, depth=0):
+    """Tensors of a row or batch; numpy arrays become tensors when they are collated or sent."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "fiub":
+        found.append(torch.from_numpy(value.copy() if not value.flags.writeable else value))
+    elif depth < 6 and isinstance(value, dict):
+        for item in value.values():
+            _tensors(item, found, depth + 1)
+    elif depth < 6 and isinstance(value, (list, tuple)):
+        for item in value:
+            _tensors(item, found, depth + 1)
+
+
+def _storage_bytes():
+    try:
+        with open("/proc/self/io", "rb") as file:
+            for line in file:
+                if line.startswith(b"read_bytes"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def _data_files(opened):
+    """Regular files that were opened, are open, or are mapped, and are no code."""
+    paths = set(opened)
+    try:
+        for name in os.listdir("/proc/self/fd"):
+            paths.add(os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        pass
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                if "/" in line and " r-xp " not in line:
+                    paths.add(line[line.index("/") :].rstrip("\n"))
+    except OSError:
+        pass
+    for path in paths:
+        if path.startswith(("/proc/", "/sys/", "/dev/")) or ".so" in os.path.basename(path):
+            continue
+        if path.endswith((".py", ".pyc", ".pth")) or "/site-packages/" in path:
+            continue
+        try:
+            stat = os.stat(path)
+        except (OSError, ValueError):
+            continue
+        if os.path.isfile(path) and 0 < stat.st_size <= DROP_BYTES:
+            yield path
+
+
+def _random_states(dataset):
+    """(state of the global generators, {stored generator: state})."""
+    import random
+
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    states = [hash(random.getstate()), hash(torch.get_rng_state().numpy().tobytes())]
+    if numpy is not None:
+        states.append(hash(numpy.random.get_state()[1].tobytes()) ^ numpy.random.get_state()[2])
+    stored = {name: repr(in_worker.generator_state(value)) for name, value in in_worker.stored_generators(dataset)}
+    return states, stored

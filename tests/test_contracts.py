@@ -62,7 +62,7 @@ PARTS = {
     "not_checked": ["rule", "reason"],
 }
 PRESCRIPTION = ["launch", "loader", "changes", "trials", "proof", "plan", "files", "verdict"]
-CHANGE = ["id", "rule", "site", "mechanism", "title", "change_class", "edits", "kept", "gain", "reason"]
+CHANGE = ["id", "rule", "site", "mechanism", "title", "change_class", "edits", "kept", "gain", "reason", "needs"]
 LAUNCH = ["command", "env", "ranks", "because"]
 RANK = ["rank", "gpu", "cpus", "numa_node", "nic"]
 LOADER = ["site", "arguments", "change_class", "gain", "confidence"]

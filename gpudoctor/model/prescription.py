@@ -10,13 +10,25 @@ from gpudoctor.model.scaling import Scaling
 
 ChangeClass = Literal["exact", "stochastic", "logging", "numerics"]
 CHANGE_CLASSES: tuple[ChangeClass, ...] = ("exact", "stochastic", "logging", "numerics")
-EditKind = Literal["loader-arguments", "whole-batch", "non-blocking", "device-accumulator", "drop-call"]
+EditKind = Literal[
+    "loader-arguments",
+    "whole-batch",
+    "non-blocking",
+    "pin-copy",
+    "device-accumulator",
+    "collect-device",
+    "drop-call",
+    "log-every",
+    "call-argument",
+    "setting",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """One source edit at `site` (FILE:LINE). `arguments` holds loader arguments for "loader-arguments" (a value of
-    None removes the argument) and is empty otherwise; `name` is the call or variable that is edited."""
+    """One source edit at `site` (FILE:LINE). `arguments` holds arguments of the call for "loader-arguments" and
+    "call-argument" (a value of None removes the argument), `every` for "log-every" (steps) and `convert` for
+    "device-accumulator" (see prescribe.accumulator); `name` is the call, variable or setting that is edited."""
 
     kind: EditKind
     site: str
@@ -26,7 +38,8 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One edit or setting that can be tried. Changes of one `mechanism` (loader, fetch, sync) are tried together."""
+    """One edit or setting that can be tried. Changes of one `mechanism` (loader, fetch, sync, copy, optimizer, ...) are
+    tried together. `needs` are the ids of changes without which this one is right, but cannot pay."""
 
     id: str  # C1, C2, ...
     rule: str
@@ -38,6 +51,7 @@ class Change:
     kept: bool = False
     gain: Gain | None = None
     reason: str | None = None  # why it was kept, dropped, or is only advice
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +122,7 @@ class Prescription:
     changes: tuple[Change, ...] = ()
     trials: tuple[Trial, ...] = ()
     proof: ProofResult | None = None
+    scaling: Scaling | None = None  # tune --nproc: the changes are chosen at the largest count that worked
     plan: dict[str, str] | None = None  # the planner comes later
     files: dict[str, str] = field(default_factory=dict)  # launch, patch, report, case -> path
     verdict: str | None = None  # one sentence: what was gained, "nothing to change", or "no verdict: ..."
-    scaling: Scaling | None = None  # tune --nproc: the changes are chosen at the largest count that worked

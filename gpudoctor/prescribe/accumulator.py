@@ -11,17 +11,23 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from gpudoctor.prescribe.counter import loops_around
 from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, last_name
 
 if TYPE_CHECKING:
     import libcst as cst
 
-    Loop = cst.For | cst.While
+    from gpudoctor.prescribe.counter import Loop
 
 Kind = Literal["float", "int"]
 _COUNTS = {"sum", "count_nonzero", "numel"}
 _COMPARISONS = {"eq", "ne", "gt", "ge", "lt", "le", "eq_", "isclose", "logical_and", "logical_or", "isnan", "isinf"}
+_READ_BACK = re.compile(r"(\w+) = (float|int)\(\1\)|(.+)\[:\] = \[(float|int)\(value\) for value in \3\]")
 _FLOAT_METHODS = {"mean", "float", "double", "half", "bfloat16", "sqrt", "exp", "log", "norm", "std", "var", "softmax"}
+# A captured graph writes its results into the same memory each time, so a value kept for later would change.
+CUDA_GRAPHS = re.compile(
+    r"cuda\.graphs?\b|CUDAGraph|make_graphed_callables|cudagraph_mark_step_begin|reduce-overhead|max-autotune(?!-no-cud)"
+)
 _LOSS = re.compile(r"(^|_)loss(es)?\d*($|_)|loss$|(^|_)(nll|kld?|mse|bce)($|_)", re.IGNORECASE)
 
 
@@ -49,38 +55,123 @@ def find_accumulation(tree: Tree, line: int) -> Accumulation:
             if parts is None:
                 continue
             name, added = parts
-            reads = {id(node): node for node in tree.walk(added) if _value_read(tree, node) is not None}
+            reads = {id(node): node for node in tree.walk(added) if value_read(tree, node) is not None}
             outer = [node for node in reads.values() if not any(id(parent) in reads for parent in tree.up(node))]
             if len(outer) != 1:
                 raise CannotEditError(f"what is added to {name} is not one value read from the device")
             _refuse_factors(tree, added, outer[0], name)
             read = outer[0]
-            value = _value_read(tree, read)
+            value = value_read(tree, read)
             assert isinstance(read, cst.BaseExpression)
             assert value is not None
             return Accumulation(name=name, statement=small, read=read, value=value)
     raise CannotEditError("no sum of the form name += value.item() at this line")
 
 
-def device_accumulator(tree: Tree, line: int, name: str | None) -> str:
-    """The text with the sum kept on the device inside its loop, and read back behind it."""
+def device_accumulator(tree: Tree, line: int, name: str | None, *, convert: bool = False) -> str:
+    """The text with the sum kept on the device inside its loop, and read back behind it.
+
+    convert: reads of the sum under a condition, and in console output, get a Python number, as before.
+    """
     found = find_accumulation(tree, line)
     if name is not None and name != found.name:
         raise CannotEditError(f"the sum at this line is {found.name}, not {name}")
-    loop = _innermost_loop(tree, found.statement)
-    kind = _kind(tree, found)
-    conversion = _conversion(tree, found, loop, kind)
-    code = tree.code(found.value)
-    if not _binds_tightly(found.value):
-        code = f"({code})"
+    refuse_cuda_graphs(tree.text)
+    loop = innermost_loop(tree, found.statement)
+    kind = kind_of(tree, found.value, found.statement)
+    converted = _reads_to_convert(tree, found, loop) if convert else []
+    conversion = _conversion(tree, found, loop, kind, {id(node) for node in converted})
     start, end = tree.span(found.read)
-    splices: list[Splice] = [(start, end, code + conversion)]
-    reader = f"{found.name} = {kind}({found.name})"
-    siblings, position = tree.siblings(loop)
-    behind = siblings[position + 1] if position + 1 < len(siblings) else None
-    if behind is None or _first_line(tree, behind) != reader:  # another sum of this name may have added it
-        splices.append(_after(tree, loop, reader))
+    splices: list[Splice] = [(start, end, as_operand(tree, found.value) + conversion)]
+    splices += [(*tree.span(node), f"{kind}({found.name})") for node in converted]
+    splices += read_back(tree, loop, f"{found.name} = {kind}({found.name})")
     return tree.spliced(splices)
+
+
+def refuse_cuda_graphs(text: str) -> None:
+    if CUDA_GRAPHS.search(text):
+        raise CannotEditError("the file uses CUDA graphs, which write their results into the same memory again")
+
+
+def as_operand(tree: Tree, value: cst.BaseExpression) -> str:
+    """The code of an expression, such that a method can be called on it."""
+    import libcst as cst
+
+    code = tree.code(value)
+    binds = bool(value.lpar) or isinstance(value, (cst.Name, cst.Attribute, cst.Call, cst.Subscript))
+    return code if binds else f"({code})"
+
+
+def read_back(tree: Tree, loop: Loop, line: str) -> list[Splice]:
+    """The line behind the loop that makes Python numbers again, unless it stands there already."""
+    siblings, position = tree.siblings(loop)
+    for behind in siblings[position + 1 :]:
+        first = _first_line(tree, behind)
+        if first == line:
+            return []
+        if not _READ_BACK.fullmatch(first):
+            break
+    return [_after(tree, loop, line)]
+
+
+def _reads_to_convert(tree: Tree, found: Accumulation, loop: Loop) -> list[cst.Name]:
+    """Reads that happen rarely (under a condition of the loop) or are shown, where a tensor would not do as it is."""
+    import libcst as cst
+
+    reads = []
+    for node in tree.walk(loop):
+        if not isinstance(node, cst.Name) or node.value != found.name:
+            continue
+        parents = list(tree.up(node))
+        parents = parents[: [id(parent) for parent in parents].index(id(loop))]
+        first = parents[0] if parents else None
+        if found.statement in parents or not parents:
+            continue
+        if isinstance(first, cst.Attribute) and first.attr is node:
+            continue
+        if isinstance(first, cst.Arg) and first.keyword is node:
+            continue
+        if any(isinstance(p, (cst.AssignTarget, cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Del)) for p in parents):
+            continue
+        if isinstance(first, (cst.AugAssign, cst.NamedExpr, cst.AnnAssign, cst.For, cst.CompFor)) and (
+            first.target is node
+        ):
+            continue
+        statement = next((p for p in parents if isinstance(p, cst.BaseSmallStatement)), None)
+        if statement is None or _sets(tree, statement, found.name):
+            continue  # the test of a branch, or a new value of the sum itself
+        if (
+            isinstance(first, cst.Arg)
+            and isinstance(parents[1], cst.Call)
+            and last_name(parents[1].func) in {"float", "int"}
+        ):
+            continue
+        if _formatted(parents):
+            continue
+        conditional = any(isinstance(p, (cst.If, cst.Else, cst.ExceptHandler, cst.IfExp)) for p in parents)
+        if conditional or isinstance(statement, cst.Expr):
+            reads.append(node)
+    return reads
+
+
+def _sets(tree: Tree, statement: cst.BaseSmallStatement, name: str) -> bool:
+    import libcst as cst
+
+    if isinstance(statement, (cst.AugAssign, cst.AnnAssign)):
+        return tree.code(statement.target) == name
+    return isinstance(statement, cst.Assign) and any(tree.code(t.target) == name for t in statement.targets)
+
+
+def _formatted(parents: list[cst.CSTNode]) -> bool:
+    """Whether only arithmetic lies between the read and an f-string's field, which takes a tensor as well."""
+    import libcst as cst
+
+    for parent in parents:
+        if isinstance(parent, cst.FormattedStringExpression):
+            return parent.conversion is None
+        if not isinstance(parent, cst.BinaryOperation):
+            return False
+    return False
 
 
 def _sum_parts(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, cst.BaseExpression] | None:
@@ -90,7 +181,7 @@ def _sum_parts(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, cst.Base
     if isinstance(small, cst.AugAssign) and isinstance(small.operator, cst.AddAssign):
         if isinstance(small.target, cst.Name):
             return small.target.value, small.value
-        if any(_value_read(tree, node) for node in tree.walk(small.value)):
+        if any(value_read(tree, node) for node in tree.walk(small.value)):
             raise CannotEditError(f"{tree.code(small.target)} is no plain name, so other code may read it")
     if isinstance(small, cst.Assign) and len(small.targets) == 1 and isinstance(small.value, cst.BinaryOperation):
         target = small.targets[0].target
@@ -103,7 +194,7 @@ def _sum_parts(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, cst.Base
     return None
 
 
-def _value_read(tree: Tree, node: cst.CSTNode) -> cst.BaseExpression | None:
+def value_read(tree: Tree, node: cst.CSTNode) -> cst.BaseExpression | None:
     """The tensor that ``x.item()``, ``float(x)`` or ``x.detach().cpu().item()`` reads; None for anything else."""
     import libcst as cst
 
@@ -116,7 +207,7 @@ def _value_read(tree: Tree, node: cst.CSTNode) -> cst.BaseExpression | None:
         value = node.args[0].value
         if isinstance(value, (cst.SimpleString, cst.Integer, cst.Float)):
             return None
-        if (inner := _value_read(tree, value)) is not None:
+        if (inner := value_read(tree, value)) is not None:
             return inner
     else:
         return None
@@ -157,30 +248,18 @@ def _is_size(call: cst.Call) -> bool:
     return last_name(call.func) in {"len", "size", "dim", "numel"}
 
 
-def _binds_tightly(node: cst.BaseExpression) -> bool:
-    import libcst as cst
-
-    return bool(node.lpar) or isinstance(node, (cst.Name, cst.Attribute, cst.Call, cst.Subscript))
-
-
-def _innermost_loop(tree: Tree, statement: cst.CSTNode) -> Loop:
-    import libcst as cst
-
-    child = statement
-    for parent in tree.up(statement):
-        if isinstance(parent, (cst.FunctionDef, cst.ClassDef)):
-            break
-        if isinstance(parent, (cst.For, cst.While)) and parent.body is child:
-            return parent
-        child = parent
-    raise CannotEditError("the sum stands in no loop of its function")
+def innermost_loop(tree: Tree, statement: cst.CSTNode) -> Loop:
+    loop = next(loops_around(tree, statement), None)
+    if loop is None:
+        raise CannotEditError("the sum stands in no loop of its function")
+    return loop
 
 
-def _kind(tree: Tree, found: Accumulation) -> Kind:
+def kind_of(tree: Tree, value: cst.BaseExpression, statement: cst.CSTNode) -> Kind:
     """Whether the value read is a float or an integer, from how it was made. Unknown is refused."""
-    kind = _kind_of(tree, found.value, found.statement, 0)
+    kind = _kind_of(tree, value, statement, 0)
     if kind is None:
-        raise CannotEditError(f"it cannot be told whether {tree.code(found.value)} is a float or an integer")
+        raise CannotEditError(f"it cannot be told whether {tree.code(value)} is a float or an integer")
     return kind
 
 
@@ -235,18 +314,12 @@ def _is_comparison(tree: Tree, node: cst.BaseExpression, statement: cst.CSTNode,
     return False
 
 
-def _function(tree: Tree, node: cst.CSTNode) -> cst.CSTNode:
-    import libcst as cst
-
-    return next((parent for parent in tree.up(node) if isinstance(parent, (cst.FunctionDef, cst.Module))), tree.module)
-
-
 def _made_from(tree: Tree, name: str, statement: cst.CSTNode) -> cst.BaseExpression | None:
     """The value of the only plain assignment to a name in the function, or None."""
     import libcst as cst
 
     values = []
-    for node in tree.walk(_function(tree, statement)):
+    for node in tree.walk(tree.function(statement)):
         if isinstance(node, cst.Assign):
             targets = [target.target for target in node.targets]
             if any(isinstance(target, cst.Name) and target.value == name for target in targets):
@@ -266,7 +339,7 @@ def _has_backward(tree: Tree, name: str) -> bool:
     )
 
 
-def _conversion(tree: Tree, found: Accumulation, loop: Loop, kind: Kind) -> str:
+def _conversion(tree: Tree, found: Accumulation, loop: Loop, kind: Kind, converted: set[int]) -> str:
     """What is called on the tensor in place of the read."""
     import libcst as cst
 
@@ -274,7 +347,7 @@ def _conversion(tree: Tree, found: Accumulation, loop: Loop, kind: Kind) -> str:
         return ".detach().double()"
     shown = []
     for node in tree.walk(loop):
-        if isinstance(node, cst.Name) and node.value == found.name:
+        if isinstance(node, cst.Name) and node.value == found.name and id(node) not in converted:
             parents = list(tree.up(node))
             if found.statement in parents or any(isinstance(parent, cst.AssignTarget) for parent in parents[:1]):
                 continue

@@ -11,9 +11,13 @@ from types import CodeType
 
 from gpudoctor.model import Edit
 from gpudoctor.prescribe.accumulator import device_accumulator
+from gpudoctor.prescribe.call_edit import add_setting, set_call_arguments
+from gpudoctor.prescribe.collect import collect_device
 from gpudoctor.prescribe.disk import apply_to_disk, encoding_of, revert, unified_diff
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
+from gpudoctor.prescribe.log_edit import EVERY, log_every
+from gpudoctor.prescribe.pin_edit import pin_copy
 from gpudoctor.prescribe.sync_edit import drop_call, non_blocking
 from gpudoctor.prescribe.tree import CannotEditError, parse, used_names
 from gpudoctor.prescribe.whole_batch import whole_batch
@@ -21,7 +25,18 @@ from gpudoctor.prescribe.whole_batch import whole_batch
 __all__ = ["Patched", "apply_edits", "apply_to_disk", "encoding_of", "revert", "unified_diff"]
 
 # At one line the shape of the call is changed before its settings, which are then wrapped to fit it.
-_ORDER = ("whole-batch", "loader-arguments", "non-blocking", "drop-call", "device-accumulator")
+_ORDER = (
+    "whole-batch",
+    "loader-arguments",
+    "non-blocking",
+    "pin-copy",
+    "drop-call",
+    "device-accumulator",
+    "collect-device",
+    "call-argument",
+    "log-every",
+    "setting",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +108,18 @@ def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str,
         case "non-blocking":
             return non_blocking(tree, line), None, 0
         case "device-accumulator":
-            return device_accumulator(tree, line, edit.name), None, 0
+            return device_accumulator(tree, line, edit.name, convert=bool(edit.arguments.get("convert"))), None, 0
+        case "collect-device":
+            return collect_device(tree, line, edit.name), None, 0
+        case "pin-copy":
+            new, above = pin_copy(tree, line)
+            return new, None, above
+        case "log-every":
+            return log_every(tree, line, int(edit.arguments.get("every") or EVERY)), None, 1
+        case "call-argument":
+            return set_call_arguments(tree, line, edit.arguments), None, 0
+        case "setting":
+            return add_setting(tree, line, edit.name), None, 0
         case "drop-call":
             return drop_call(tree, line, edit.name), None, 0
 

@@ -30,14 +30,14 @@ def non_blocking(tree: Tree, line: int) -> str:
     splices: list[Splice] = []
     set_by_user = False
     for call in tree.at(cst.Call, line):
-        if not isinstance(call.func, cst.Attribute) or not _moves_to_device(tree, call):
+        if not isinstance(call.func, cst.Attribute) or not moves_to_device(tree, call):
             continue
         keywords = {argument.keyword.value for argument in call.args if argument.keyword is not None}
         positional = sum(argument.keyword is None for argument in call.args)
         if "non_blocking" in keywords or positional > (2 if call.func.attr.value == "to" else 1):
             set_by_user = True
             continue
-        _refuse_changed_source(tree, call)
+        refuse_changed_source(tree, call)
         if call.args:
             end = tree.span(call.args[-1])[1]
             splices.append((end, end, ", non_blocking=True"))
@@ -51,7 +51,7 @@ def non_blocking(tree: Tree, line: int) -> str:
     return tree.spliced(splices)
 
 
-def _moves_to_device(tree: Tree, call: cst.Call) -> bool:
+def moves_to_device(tree: Tree, call: cst.Call) -> bool:
     import libcst as cst
 
     assert isinstance(call.func, cst.Attribute)
@@ -86,7 +86,7 @@ def _looks_like_device(tree: Tree, node: cst.BaseExpression, *, by_keyword: bool
     return bool(_DEVICE_NAME.search(last_name(node)))
 
 
-def _refuse_changed_source(tree: Tree, call: cst.Call) -> None:
+def refuse_changed_source(tree: Tree, call: cst.Call) -> None:
     """A host tensor that is written again while its copy runs would arrive changed."""
     import libcst as cst
 
@@ -101,9 +101,7 @@ def _refuse_changed_source(tree: Tree, call: cst.Call) -> None:
     targets = {tree.code(node.target) for node in tree.walk(statement) if isinstance(node, cst.AssignTarget)}
     if any(source.value in re.findall(r"\w+", target) for target in targets):
         return  # the name is the copy from here on
-    function = next(
-        (parent for parent in tree.up(call) if isinstance(parent, (cst.FunctionDef, cst.Module))), tree.module
-    )
+    function = tree.function(call)
     for node in tree.walk(function):
         written: cst.CSTNode | None = None
         if isinstance(node, cst.AugAssign) or (isinstance(node, cst.AssignTarget) and _is_item(node.target)):
@@ -180,9 +178,7 @@ def _refuse_needed_sync(tree: Tree, call: cst.Call) -> None:
         around += siblings[max(0, position - 1) : position + 2]
     if any(_CLOCK.search(tree.code(node)) for node in around):
         raise CannotEditError("it stands beside a clock: without it the time would be measured wrongly")
-    function = next(
-        (parent for parent in tree.up(call) if isinstance(parent, (cst.FunctionDef, cst.Module))), tree.module
-    )
+    function = tree.function(call)
     if _ORDERED_BY_SYNC.search(tree.code(function)):
         raise CannotEditError("streams, events or copies to the host in this function may rely on it")
 

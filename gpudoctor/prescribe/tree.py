@@ -34,6 +34,7 @@ class Tree:
     starts: tuple[int, ...]  # offset of the first character of every line
     ranges: Mapping[cst.CSTNode, tuple[tuple[int, int], tuple[int, int]]]  # (line, column) of start and end
     parents: Mapping[cst.CSTNode, cst.CSTNode]
+    below: Mapping[cst.CSTNode, Sequence[cst.CSTNode]]  # children in the order of the text
     names: Mapping[cst.CSTNode, Any]  # libcst's qualified names, resolved when asked for
 
     def walk(self, root: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
@@ -41,7 +42,7 @@ class Tree:
         while pending:
             node = pending.pop()
             yield node
-            pending.extend(reversed(node.children))
+            pending.extend(reversed(self.below.get(node, ())))
 
     def lines(self, node: cst.CSTNode) -> tuple[int, int]:
         """First and last line of a node, 1-based."""
@@ -64,6 +65,24 @@ class Tree:
         """The white space that starts the line of `offset`."""
         line = self.text[self.line_start(offset) : self.line_end(offset)]
         return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def unit(self, statement: cst.CSTNode) -> str:
+        """One step of indentation, as the block of the statement has it."""
+        import libcst as cst
+
+        own = self.indentation(self.span(statement)[0])
+        for parent in self.up(statement):
+            if isinstance(parent, cst.BaseCompoundStatement):
+                outer = self.indentation(self.span(parent)[0])
+                if own.startswith(outer) and len(own) > len(outer):
+                    return own[len(outer) :]
+        return self.module.default_indent
+
+    def function(self, node: cst.CSTNode) -> cst.CSTNode:
+        """The function that holds a node, else the module."""
+        import libcst as cst
+
+        return next((up for up in self.up(node) if isinstance(up, (cst.FunctionDef, cst.Module))), self.module)
 
     def newline(self) -> str:
         found = _NEWLINE.search(self.text)
@@ -117,7 +136,7 @@ class Tree:
         return block.body, [id(part) for part in block.body].index(id(statement))
 
 
-@functools.lru_cache(maxsize=4)  # many edits are tried on one text
+@functools.lru_cache(maxsize=16)  # many edits are tried on one text
 def parse(text: str) -> Tree:
     """CannotEditError says where the text does not parse."""
     import libcst as cst
@@ -135,6 +154,9 @@ def parse(text: str) -> Tree:
         raise CannotEditError(f"line {error.raw_line} does not parse") from None
     except (RecursionError, ValueError, UnicodeError) as error:
         raise CannotEditError(f"the file does not parse ({type(error).__name__})") from None
+    below: dict[Any, list[Any]] = {}
+    for node, parent in found[ParentNodeProvider].items():
+        below.setdefault(parent, []).append(node)
     return Tree(
         text=text,
         module=wrapper.module,
@@ -144,6 +166,7 @@ def parse(text: str) -> Tree:
             for node, place in found[PositionProvider].items()
         },
         parents=found[ParentNodeProvider],
+        below=below,
         names=found[QualifiedNameProvider],
     )
 

@@ -1,4 +1,4 @@
-"""Is a running sum still used safely once it is a 0-dim device tensor inside its loop?
+"""Is a running sum still used safely once it is a 0-dim device tensor inside its loop? And a list of such values?
 
 The rewrite (prescribe's device-accumulator) changes ``total += loss.item()`` into an addition on the device and
 reads the sum back into a Python number right after the innermost loop. So the name is a tensor only inside that
@@ -34,15 +34,15 @@ class LaterUse:
     uses: tuple[int, ...] = ()
 
 
-class _UnsafeUseError(Exception):
+class UnsafeUseError(Exception):
     def __init__(self, line: int, why: str) -> None:
         super().__init__(f"line {line}: {why}")
 
 
 def later_uses(text: str, name: str, line: int) -> LaterUse:
-    """Judge every other use of `name` after the statement at `line` adds a device tensor to it.
+    """Judge every other use of `name` after the statement at `line` adds a device tensor to it, or appends one.
 
-    text: source of the whole file; name: the running sum; line: 1-based line of the addition.
+    text: source of the whole file; name: the running sum or the list; line: 1-based line of the addition.
     Never raises: a file that does not parse, or a statement that is not there, is unsafe with the reason.
     """
     try:
@@ -52,31 +52,35 @@ def later_uses(text: str, name: str, line: int) -> LaterUse:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return LaterUse(safe=False, reason=f"the file does not parse: {' '.join(str(error).split())}")
     try:
-        return _Scope(tree, name, line).judge()
-    except _UnsafeUseError as unsafe:
+        return Scope(tree, name, line).judge()
+    except UnsafeUseError as unsafe:
         return LaterUse(safe=False, reason=str(unsafe))
     except RecursionError:
         return LaterUse(safe=False, reason="the code is nested too deeply to follow")
 
 
-class _Scope:
+class Scope:
     """The function (or module) that holds the addition, and what its names are used for."""
 
     def __init__(self, tree: ast.Module, name: str, line: int) -> None:
         self.tree, self.name, self.line = tree, name, line
         self.parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self.statement = self._statement()
-        self.scope = next((node for node in self._up(self.statement) if isinstance(node, (*_SCOPES, ast.Module))), tree)
+        self.scope = next((node for node in self.up(self.statement) if isinstance(node, (*_SCOPES, ast.Module))), tree)
         self.lines: set[int] = set()
         self.each_step: set[int] = set()
 
     def judge(self) -> LaterUse:
         if isinstance(self.scope, ast.ClassDef):
-            raise _UnsafeUseError(self.line, f"{self.name} is an attribute of a class")
-        self._refuse_escapes(self.name)
-        loop = self._loop()
-        root: ast.AST = self.scope if self._may_be_left_by_exception(loop) else loop
-        uses = self._names(root, self.name)
+            raise UnsafeUseError(self.line, f"{self.name} is an attribute of a class")
+        self.refuse_escapes(self.name)
+        loop = self.loop()
+        if isinstance(self.statement, ast.Expr):
+            from gpudoctor.source.later_list import judge_list
+
+            return LaterUse(safe=True, uses=judge_list(self, self.statement, loop))
+        root: ast.AST = self.scope if self.may_be_left_by_exception(loop) else loop
+        uses = self.names(root, self.name)
         self._judge_uses(self.name, uses, 0)
         reason = None
         if self.each_step:
@@ -86,32 +90,40 @@ class _Scope:
 
     # finding things
 
-    def _up(self, node: ast.AST) -> Iterator[ast.AST]:
+    def up(self, node: ast.AST) -> Iterator[ast.AST]:
         while (parent := self.parents.get(node)) is not None:
             yield parent
             node = parent
 
-    def _statement(self) -> ast.AugAssign | ast.Assign:
+    def _statement(self) -> ast.AugAssign | ast.Assign | ast.Expr:
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.AugAssign | ast.Assign) and node.lineno <= self.line <= (node.end_lineno or 0):
+            if not isinstance(node, (ast.AugAssign, ast.Assign, ast.Expr)):
+                continue
+            if not node.lineno <= self.line <= (node.end_lineno or 0):
+                continue
+            target: ast.expr | None
+            if isinstance(node, ast.Expr):
+                target = appended_to(node)
+                target = target.value if isinstance(target, ast.Subscript) else target
+            else:
                 target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
-                if isinstance(target, ast.Name) and target.id == self.name:
-                    return node
-        raise _UnsafeUseError(self.line, f"no statement that adds to {self.name}")
+            if isinstance(target, ast.Name) and target.id == self.name:
+                return node
+        raise UnsafeUseError(self.line, f"no statement that adds to {self.name}")
 
-    def _loop(self) -> ast.For | ast.AsyncFor | ast.While:
+    def loop(self) -> ast.For | ast.AsyncFor | ast.While:
         child: ast.AST = self.statement
-        for node in self._up(self.statement):
+        for node in self.up(self.statement):
             if node is self.scope:
                 break
             if isinstance(node, _LOOPS) and child not in node.orelse:
                 return node
             child = node
-        raise _UnsafeUseError(self.line, f"{self.name} is not summed in a loop of this function")
+        raise UnsafeUseError(self.line, f"{self.name} is not summed in a loop of this function")
 
-    def _may_be_left_by_exception(self, loop: ast.AST) -> bool:
+    def may_be_left_by_exception(self, loop: ast.AST) -> bool:
         """An exception that is caught around the loop skips the line that reads the sum back."""
-        for node in self._up(loop):
+        for node in self.up(loop):
             if node is self.scope:
                 break
             if isinstance(node, (ast.Try, ast.TryStar)):
@@ -127,16 +139,16 @@ class _Scope:
             if not isinstance(child, _SCOPES):
                 yield from self._inner(child)
 
-    def _names(self, root: ast.AST, name: str) -> list[ast.Name]:
+    def names(self, root: ast.AST, name: str) -> list[ast.Name]:
         return [node for node in self._inner(root) if isinstance(node, ast.Name) and node.id == name]
 
-    def _refuse_escapes(self, name: str) -> None:
+    def refuse_escapes(self, name: str) -> None:
         """A name that other scopes can see is used in ways that are not read here."""
         for node in self._inner(self.scope):
             if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
-                raise _UnsafeUseError(node.lineno, f"{name} is global or nonlocal")
+                raise UnsafeUseError(node.lineno, f"{name} is global or nonlocal")
             if isinstance(node, ast.Name) and node.id in {"locals", "globals", "vars", "eval", "exec"}:
-                raise _UnsafeUseError(node.lineno, f"{node.id} can see {name}")
+                raise UnsafeUseError(node.lineno, f"{node.id} can see {name}")
         for outer in ast.walk(self.scope):
             if outer is self.scope or not isinstance(outer, _SCOPES):
                 continue
@@ -147,32 +159,38 @@ class _Scope:
             )
             own = name in arguments or any(isinstance(node.ctx, ast.Store) for node in names)
             if names and (declared or not own):
-                raise _UnsafeUseError(names[0].lineno, f"{name} is used by a nested function or class")
+                raise UnsafeUseError(names[0].lineno, f"{name} is used by a nested function or class")
 
     # judging
 
     def _judge_uses(self, name: str, uses: list[ast.Name], depth: int) -> None:
         if depth > _DEPTH:
-            raise _UnsafeUseError(self.line, f"too many values are computed from {self.name}")
+            raise UnsafeUseError(self.line, f"too many values are computed from {self.name}")
         for use in uses:
-            statement = next((node for node in [use, *self._up(use)] if isinstance(node, ast.stmt)), None)
-            if statement is self.statement:
+            statement = next((node for node in [use, *self.up(use)] if isinstance(node, ast.stmt)), None)
+            if statement is self.statement or self._is_read_back(statement, name):
                 continue
             self.lines.add(use.lineno)
             if isinstance(use.ctx, ast.Del):
-                raise _UnsafeUseError(use.lineno, f"{name} is deleted")
+                raise UnsafeUseError(use.lineno, f"{name} is deleted")
             if isinstance(use.ctx, ast.Store):
                 continue  # a new value; what it is made of is judged at the names on the right
             kept = self._judge_read(use, name)
             if kept is not None and kept != self.name:
-                self._refuse_escapes(kept)
-                self._judge_uses(kept, self._names(self.scope, kept), depth + 1)
+                self.refuse_escapes(kept)
+                self._judge_uses(kept, self.names(self.scope, kept), depth + 1)
+
+    def _is_read_back(self, statement: ast.stmt | None, name: str) -> bool:
+        """``total = float(total)`` behind the loop: there the rewrite itself puts it."""
+        if name != self.name or not isinstance(statement, ast.Assign) or self.loop() in self.up(statement):
+            return False
+        return ast.unparse(statement) in {f"{name} = {reader}({name})" for reader in _READERS}
 
     def _judge_read(self, use: ast.Name, name: str) -> str | None:
         """Follow one read outwards to where its value ends. Returns the name that keeps a tensor, if one does."""
         node: ast.AST = use
         computed = compared = False
-        for parent in self._up(use):
+        for parent in self.up(use):
             if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Mod) and _text(parent.left) is not None:
                 self._percent(parent, node, use, name)
                 return None
@@ -180,7 +198,7 @@ class _Scope:
                 computed, compared = True, compared or isinstance(parent, ast.Compare)
             elif isinstance(parent, ast.FormattedValue) and parent.value is node:
                 if parent.conversion != -1:
-                    raise _UnsafeUseError(use.lineno, f"{name} is shown by its repr or str, which differ for a tensor")
+                    raise UnsafeUseError(use.lineno, f"{name} is shown by its repr or str, which differ for a tensor")
                 self._reads(use)
                 return None
             elif isinstance(parent, (ast.Call, ast.keyword)):
@@ -192,7 +210,7 @@ class _Scope:
                     break
                 return kept
             node = parent
-        raise _UnsafeUseError(use.lineno, _why(self.parents.get(node), name))
+        raise UnsafeUseError(use.lineno, _why(self.parents.get(node), name))
 
     def _computes(self, parent: ast.AST, node: ast.AST, name: str) -> bool:
         """Arithmetic with numbers gives a new 0-dim tensor of the same value, a comparison one of True or False."""
@@ -208,7 +226,7 @@ class _Scope:
     def _reads(self, use: ast.Name) -> None:
         """A read of the value waits for the device: does it stand under a condition, or run at every step?"""
         child: ast.AST = use
-        for node in self._up(use):
+        for node in self.up(use):
             if isinstance(node, (ast.If, ast.IfExp, ast.ExceptHandler)) and child is not getattr(node, "test", None):
                 return
             if isinstance(node, _LOOPS):
@@ -221,28 +239,28 @@ class _Scope:
 
     def _refuse_operand(self, other: ast.expr, name: str) -> None:
         if isinstance(other, ast.Constant) and not isinstance(other.value, (int, float)):
-            raise _UnsafeUseError(other.lineno, f"{name} is joined with {type(other.value).__name__}")
+            raise UnsafeUseError(other.lineno, f"{name} is joined with {type(other.value).__name__}")
         if isinstance(other, (ast.List, ast.Tuple, ast.JoinedStr, ast.Dict, ast.Set, ast.ListComp)):
-            raise _UnsafeUseError(other.lineno, f"{name} is combined with something that is no number")
+            raise UnsafeUseError(other.lineno, f"{name} is combined with something that is no number")
         if isinstance(other, ast.Call):
             root = other.func
             while isinstance(root, ast.Attribute):
                 root = root.value
             if isinstance(root, ast.Name) and root.id in {"np", "numpy", "str"}:
-                raise _UnsafeUseError(other.lineno, f"{name} is combined with a value of {root.id}")
+                raise UnsafeUseError(other.lineno, f"{name} is combined with a value of {root.id}")
 
     def _percent(self, operation: ast.BinOp, node: ast.AST, use: ast.Name, name: str) -> None:
         """``"%.4f" % x`` asks the tensor for a float; %s and %r show the tensor itself, %d cuts."""
         specs = [match for match in _SPEC.finditer(_text(operation.left) or "") if match["kind"] != "%"]
         if any(match["key"] is not None or match["star"] for match in specs):
-            raise _UnsafeUseError(use.lineno, f"{name} is formatted with named or computed % fields")
+            raise UnsafeUseError(use.lineno, f"{name} is formatted with named or computed % fields")
         values = operation.right.elts if isinstance(operation.right, ast.Tuple) else [operation.right]
         if len(specs) != len(values):
-            raise _UnsafeUseError(use.lineno, f"the % fields of {name} cannot be matched")
-        within = {id(node), *(id(parent) for parent in [use, *self._up(use)])}
+            raise UnsafeUseError(use.lineno, f"the % fields of {name} cannot be matched")
+        within = {id(node), *(id(parent) for parent in [use, *self.up(use)])}
         for spec, value in zip(specs, values, strict=True):
             if id(value) in within and spec["kind"] not in "eEfFgG":
-                raise _UnsafeUseError(
+                raise UnsafeUseError(
                     use.lineno, f"{name} is formatted with %{spec['kind']}, which differs for a tensor"
                 )
         self._reads(use)
@@ -256,14 +274,22 @@ class _Scope:
             return
         if isinstance(func, ast.Attribute) and func.attr == "format" and (form := _text(func.value)) is not None:
             if not _plain_fields(form):
-                raise _UnsafeUseError(use.lineno, f"{name} is shown by its repr, or taken apart, in a format string")
+                raise UnsafeUseError(use.lineno, f"{name} is shown by its repr, or taken apart, in a format string")
             self._reads(use)
             return
         called = ast.unparse(func)
         called = called if len(called) <= 40 else "a function"
         if called == "print":
-            raise _UnsafeUseError(use.lineno, f"print({name}) without a format shows a tensor")
-        raise _UnsafeUseError(use.lineno, f"{name} is passed to {called}, which may keep it or need a number")
+            raise UnsafeUseError(use.lineno, f"print({name}) without a format shows a tensor")
+        raise UnsafeUseError(use.lineno, f"{name} is passed to {called}, which may keep it or need a number")
+
+
+def appended_to(node: ast.Expr) -> ast.expr | None:
+    """``losses`` of the statement ``losses.append(x)``, or None."""
+    call = node.value
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+        return call.func.value
+    return None
 
 
 def _kept_by(parent: ast.AST, node: ast.AST, *, computed: bool) -> str | None:

@@ -14,7 +14,7 @@ from gpudoctor.tune.runner import GRACE_S, PATIENCE, CommandRunner, failure
 
 # Loaders end after this many batches when only the code after the loop is to be reached.
 SHORT_LOOP = 2
-REWRITES = ("device-accumulator", "drop-call", "whole-batch")
+REWRITES = ("device-accumulator", "collect-device", "drop-call", "log-every", "pin-copy", "whole-batch")
 
 
 class Book(Protocol):

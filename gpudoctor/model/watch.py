@@ -48,8 +48,6 @@ class ProofPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPlan:
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSearchPlan:
     """The process stops when the loader at `site` (None: the first that seems to feed training) is first iterated,
     and tries candidates as it is asked over the Unix socket at `socket`."""
@@ -58,6 +56,8 @@ class LoaderSearchPlan:
     site: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPlan:
     record_dir: str  # every watched process writes record-<pid>.json here, atomically
     steps: int | None = None  # stop after this many steps; None: let the script end by itself
     max_seconds: float | None = None  # stop at the first step after this time since process start
@@ -66,9 +66,9 @@ class LoaderSearchPlan:
     patched: tuple[PatchedSource, ...] = ()
     watch_calls: bool = True  # False: only steps and loader waits, for timing trials
     probe_fetch: bool = False  # compare rows with whole-batch indexing in a forked child
+    loader_search: LoaderSearchPlan | None = None
     end_loop_after: int | None = None  # loaders end after this many batches, so that code after the loop runs
     proof: ProofPlan | None = None
-    loader_search: LoaderSearchPlan | None = None
     guard_writes: Literal["off", "list", "deny"] = "list"
     write_root: str | None = None  # for guard_writes: files below this directory are the user's; default: cwd
 

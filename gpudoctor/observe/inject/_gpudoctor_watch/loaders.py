@@ -29,8 +29,8 @@ class Info:
         self.overridden = False
         self.probe = None
         self.from_user = True
-        self.settings = describe(loader)
         self.alive = []  # iterators, weakly; kept only where loader candidates are tried
+        self.settings = describe(loader)
         self.forget_counts()
 
     def forget_counts(self):
@@ -104,13 +104,13 @@ def _patch(owner, name, make):
 def _worker_loop(original):
     def _worker_loop(*args, **kwargs):
         W.active = False  # a worker fetches rows: it has no steps, copies or loaders of its own to tell of
-        return original(*args, **kwargs)
-
-    return _worker_loop
         from _gpudoctor_watch import in_worker
 
         if in_worker.ENVIRONMENT in os.environ:
             in_worker.begin()
+        return original(*args, **kwargs)
+
+    return _worker_loop
 
 
 def _init(original):
@@ -194,11 +194,11 @@ def _request(loader, original, what):
         if info.asked is not None:
             info = None  # __iter__ has asked for this one already
         else:
+            if W.plan["loader_search"] is not None:
+                _searched(loader, info)
             _prepare(loader, info)
     except Exception as error:
         W.failed("loader settings", error)
-            if W.plan["loader_search"] is not None:
-                _searched(loader, info)
     if info is None:
         return original(loader)
     begun = info.asked = clock()
@@ -221,20 +221,17 @@ def _request(loader, original, what):
         if not hasattr(iterator, "gi_frame") and hasattr(iterator, "__dict__"):
             iterator.__dict__[_KEY] = info
             iterator.__dict__[_GIVEN] = 0
+            if W.plan["loader_search"] is not None:
+                info.alive.append(weakref.ref(iterator))
             if W.plan["proof"] is not None:
                 from _gpudoctor_watch import proof
 
-            if W.plan["loader_search"] is not None:
-                info.alive.append(weakref.ref(iterator))
                 proof.epoch_begins(iterator)
     except Exception as error:
         W.failed("loader iterator", error)
     return iterator
 
 
-def _waited(info, spent):
-    info.wait += spent
-    if threading.get_ident() == W.step_thread:
 def _searched(loader, info):
     from _gpudoctor_watch import candidates
 
@@ -242,6 +239,9 @@ def _searched(loader, info):
         candidates.take(loader, info)
 
 
+def _waited(info, spent):
+    info.wait += spent
+    if threading.get_ident() == W.step_thread:
         W.waits[0] += spent
 
 

@@ -285,16 +285,16 @@ def tick(rank):
     _maybe_stop(rank)
     record.maybe_write_partial(now)
     ended = clock()
-    if plan["loader_search"] is not None:
-        from _gpudoctor_watch import candidates
-
-        candidates.after_step(W.step_count, _may_stop(rank))
-        return
     W.overhead += ended - now
 
 
 def _maybe_stop(rank):
     plan = W.plan
+    if plan["loader_search"] is not None:
+        from _gpudoctor_watch import candidates
+
+        candidates.after_step(W.step_count, _may_stop(rank))
+        return
     if plan["end_loop_after"] is not None:
         return
     limit = plan["steps"]

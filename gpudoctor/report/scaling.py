@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudoctor.model import Scaling, ScalingRow
-from gpudoctor.report.text import Style, columns, number
+from gpudoctor.report.text import Style, columns, count, number
 
 _HEADS = ("ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest")
 _UNKNOWN = "unknown"
@@ -21,11 +21,11 @@ def scaling(item: Scaling, style: Style) -> list[str]:
             table = []
             for cells in rows:
                 pairs = [f"{head} {cell}" for head, cell in zip(_HEADS[1:], cells[1:], strict=True)]
-                table += style.fold(style.joined([f"{cells[0]} ranks", *pairs]), first="  ", rest="    ")
+                table += style.fold(style.joined([count(int(cells[0]), "rank"), *pairs]), first="  ", rest="    ")
         lines += table
     for row in item.rows:
         if row.error is not None:
-            lines += style.fold(f"{row.ranks} ranks: {style.text(row.error)}", first="  ", rest="    ")
+            lines += style.fold(f"{count(row.ranks, 'rank')}: {style.text(row.error)}", first="  ", rest="    ")
         elif row.slowest_rank is not None and row.slowest_because:
             text = f"with {row.ranks} ranks, rank {row.slowest_rank} is slow: {style.text(row.slowest_because)}"
             lines += style.fold(text, first="  ", rest="    ")

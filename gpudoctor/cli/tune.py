@@ -85,10 +85,13 @@ def command(
         from gpudoctor.examples import copy_example
         from gpudoctor.tune import outputs
         from gpudoctor.tune.commands import as_command
+        from gpudoctor.tune.rank_commands import with_ranks
         from gpudoctor.tune.session import Options, tune
 
         classes, counts = _classes(allow), _counts(nproc)
         words = as_command(command) if command else None
+        for count in counts if words else ():
+            with_ranks(words, count)  # refused before anything is made
         cwd = Path.cwd()
         folder = outputs.choose(out, force=force, below=cwd).absolute()
         if words is None:

@@ -8,6 +8,7 @@ from gpudoctor.model import Scaling, ScalingRow
 from gpudoctor.report.text import Style, columns, count, number
 
 _HEADS = ("ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest")
+_COPIES = _HEADS.index("to the GPU GB/s")
 _UNKNOWN = "unknown"
 
 
@@ -16,11 +17,15 @@ def scaling(item: Scaling, style: Style) -> list[str]:
     rows = [_row(row, style) for row in item.rows if row.error is None]
     lines = [f"scaling, rate in {style.text(item.unit)}"]
     if rows:
-        table = style.table([_HEADS, *rows], right=tuple(range(len(_HEADS) - 1)), indent="  ")
+        heads = _HEADS
+        if all(rank.h2d_gb_s is None for row in item.rows for rank in row.per_rank):
+            rows = [(*row[:_COPIES], *row[_COPIES + 1 :]) for row in rows]  # nothing was copied to a GPU
+            heads = (*heads[:_COPIES], *heads[_COPIES + 1 :])
+        table = style.table([heads, *rows], right=tuple(range(len(heads) - 1)), indent="  ")
         if style.width is not None and any(columns(line) > style.width for line in table):
             table = []
             for cells in rows:
-                pairs = [f"{head} {cell}" for head, cell in zip(_HEADS[1:], cells[1:], strict=True)]
+                pairs = [f"{head} {cell}" for head, cell in zip(heads[1:], cells[1:], strict=True)]
                 table += style.fold(style.joined([count(int(cells[0]), "rank"), *pairs]), first="  ", rest="    ")
         lines += table
     for row in item.rows:

@@ -247,7 +247,7 @@ def prescription(envelope: Envelope, style: Style) -> list[str]:
     item = envelope.prescription
     if item is None:
         return []
-    lines = scaling(item.scaling, style) if item.scaling is not None else []
+    lines = [*scaling(item.scaling, style), ""] if item.scaling is not None else []
     lines += _rates(item.trials, style)
     for measurement in envelope.measurements:
         if measurement.metric == "tune.speedup":

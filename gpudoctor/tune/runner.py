@@ -96,7 +96,8 @@ class CommandRunner:
             unit=unit,
             steps=steps,
             median_step_ms=median_step_ms(slowest) if slowest else None,
-            loader_wait_ms=mean_loader_wait_ms(slowest) if slowest else None,
+            # ranks in lock-step go as fast as the one that waits longest
+            loader_wait_ms=max((wait for r in records if (wait := mean_loader_wait_ms(r)) is not None), default=None),
             seconds=round(seconds, 2),
             load_average=round(load, 2),
             error=error,

@@ -8,7 +8,7 @@ driver (category cuda_sync) are not work, so they do not make the device busy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpudoctor.model import TraceIdle, TraceStream
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KERNEL_GAP_NS = 30_000  # between queued kernels; HTA's default
 _NEVER = -(2**62)
+_BLOCK = 100_000  # gaps looked at together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +36,35 @@ class Device:
     kind: Ints
     stream: Ints
     name: Ints
-    bytes: Ints
-    correlation: Ints
     launched: Ints
+    copies: Ints  # positions of the copies and memsets, and for each of them its bytes and correlation
+    copy_bytes: Ints
+    copy_correlation: Ints
     device: int | None
     others: int  # activities on other devices, left out
+    unions: dict[tuple[int, ...], Union] = field(default_factory=dict)
 
     @property
     def window(self) -> tuple[int, int]:
         return int(self.start[0]), int(self.end.max())
 
     def of(self, *kinds: int) -> Union:
-        import numpy as np
+        """When work of these kinds ran."""
+        if kinds not in self.unions:
+            mask = self.kind == kinds[0]
+            for kind in kinds[1:]:
+                mask |= self.kind == kind
+            self.unions[kinds] = union(self.start[mask], self.end[mask], ordered=True)
+        return self.unions[kinds]
 
-        mask = np.isin(self.kind, kinds)
-        return union(self.start[mask], self.end[mask])
 
+def device_work(
+    recording: Recording, before: int | None, device: int | None = None, *, keep: bool = True
+) -> Device | None:
+    """The work launched before a time (None: all work), of one device (None: the busiest); None when there is none.
 
-def device_work(recording: Recording, before: int | None, device: int | None = None) -> Device | None:
-    """The work launched before a time (None: all work), of one device (None: the busiest); None when there is none."""
+    `keep`: False gives the memory of the recording's activities and launches back.
+    """
     import numpy as np
 
     table = recording.activities
@@ -72,14 +83,31 @@ def device_work(recording: Recording, before: int | None, device: int | None = N
     if not len(chosen):
         return None
     order = np.argsort(table.ints("start")[chosen], kind="stable")
-    chosen = chosen[order]
-    columns = ("start", "end", "kind", "stream", "name", "bytes", "correlation")
-    return Device(
-        **{name: table.ints(name)[chosen] for name in columns},
-        launched=launched[order],
+    chosen, launched = chosen[order], launched[order]
+    if not keep:
+        recording.launches.clear()
+
+    def column(name: str) -> Ints:
+        return table.ints(name)[chosen] if keep else table.take(name, chosen)
+
+    kind = column("kind")
+    copies = np.flatnonzero(kind >= COPY)
+    work = Device(
+        start=column("start"),
+        end=column("end"),
+        kind=kind,
+        stream=column("stream"),
+        name=column("name"),
+        launched=launched,
+        copies=copies,
+        copy_bytes=table.ints("bytes")[chosen[copies]],
+        copy_correlation=table.ints("correlation")[chosen[copies]],
         device=device if device is not None and device >= 0 else None,
         others=others,
     )
+    if not keep:
+        table.clear()
+    return work
 
 
 def _launch_times(recording: Recording, activity_start: Ints, correlation: Ints) -> Ints:
@@ -109,13 +137,17 @@ def _launch_times(recording: Recording, activity_start: Ints, correlation: Ints)
     return np.where(found, start[order[place]], _NEVER)
 
 
-def gaps_with_next(work: Device) -> tuple[Union, Ints]:
-    """The gaps in which no stream of the device works, and for each the position of the activity that ends it."""
+def gaps_with_next(work: Device, span: tuple[int, int]) -> tuple[Union, Ints]:
+    """The gaps between two times in which no stream of the device works, and when the activity that ends each was
+    launched. After the last activity the host has launched nothing more, so that gap is all the host's."""
     import numpy as np
 
-    start, end = work.window
-    gaps = work.of(COMPUTE, COMMUNICATION, COPY, MEMSET).gaps(start, end)
-    return gaps, np.searchsorted(work.start, gaps.end, side="left")
+    gaps = work.of(COMPUTE, COMMUNICATION, COPY, MEMSET).gaps(*span)
+    place = np.searchsorted(work.start, gaps.end, side="left")
+    launched = work.launched[np.minimum(place, len(work.launched) - 1)]
+    beyond = place == len(work.launched)
+    launched[beyond] = gaps.end[beyond]
+    return gaps, launched
 
 
 def idle_causes(gaps: Union, launched: Ints, loader: Union, waits: Union) -> TraceIdle:
@@ -124,6 +156,24 @@ def idle_causes(gaps: Union, launched: Ints, loader: Union, waits: Union) -> Tra
     A gap is the host's until that launch, and of this part the loader's while the host waited for it. What begins while
     the host stood in a wait for the device is counted to the wait.
     """
+    sums = [0] * 7
+    for begin in range(0, len(gaps.start), _BLOCK):
+        part = slice(begin, begin + _BLOCK)
+        block = _idle_causes(Union(gaps.start[part], gaps.end[part]), launched[part], loader, waits)
+        sums = [a + b for a, b in zip(sums, block, strict=True)]
+    loaded, synced, host, launch, kernel, dependency, unknown = map(ms, sums)
+    return TraceIdle(
+        loader_ms=loaded,
+        sync_ms=synced,
+        host_ms=host,
+        launch_ms=launch,
+        kernel_ms=kernel,
+        dependency_ms=dependency,
+        unknown_ms=unknown,
+    )
+
+
+def _idle_causes(gaps: Union, launched: Ints, loader: Union, waits: Union) -> list[int]:
     import numpy as np
 
     length = gaps.end - gaps.start
@@ -136,15 +186,15 @@ def idle_causes(gaps: Union, launched: Ints, loader: Union, waits: Union) -> Tra
     left = host - by_loader
     after_wait = late & inside(waits, gaps.start)
     short = queued & (length < KERNEL_GAP_NS)
-    return TraceIdle(
-        loader_ms=ms(by_loader.sum()),
-        sync_ms=ms(left[after_wait].sum()),
-        host_ms=ms(left[~after_wait].sum()),
-        launch_ms=ms(np.where(late, length - host, 0).sum()),
-        kernel_ms=ms(length[short].sum()),
-        dependency_ms=ms(length[queued & ~short].sum()),
-        unknown_ms=ms(length[unknown].sum()),
-    )
+    return [
+        int(by_loader.sum()),
+        int(left[after_wait].sum()),
+        int(left[~after_wait].sum()),
+        int(np.where(late, length - host, 0).sum()),
+        int(length[short].sum()),
+        int(length[queued & ~short].sum()),
+        int(length[unknown].sum()),
+    ]
 
 
 def inside(item: Union, times: Ints) -> Mask:
@@ -164,19 +214,20 @@ def streams(work: Device) -> tuple[TraceStream, ...]:
 
     found = []
     for stream in np.unique(work.stream):
-        mine = work.stream == stream
-        start, end, launched = work.start[mine], work.end[mine], work.launched[mine]
+        mine = np.flatnonzero(work.stream == stream)
+        start, end = work.start[mine], work.end[mine]
+        busy = union(start, end, ordered=True).total()
         gap = start[1:] - end[:-1]
-        host = launched[1:] > end[:-1]
+        host = work.launched[mine[1:]] > end[:-1]
         kernel = ~host & (gap < KERNEL_GAP_NS)
         found.append(
             TraceStream(
                 stream=int(stream),
-                activities=int(mine.sum()),
-                busy_ms=ms(union(start, end).total()),
-                host_wait_ms=ms(gap[host].sum()),
-                kernel_wait_ms=ms(gap[kernel].sum()),
-                other_ms=ms(gap[~host & ~kernel].sum()),
+                activities=len(mine),
+                busy_ms=ms(busy),
+                host_wait_ms=ms(gap.sum(where=host)),
+                kernel_wait_ms=ms(gap.sum(where=kernel)),
+                other_ms=ms(gap.sum(where=~host & ~kernel)),
             )
         )
     return tuple(sorted(found, key=lambda item: -item.busy_ms))

@@ -58,21 +58,21 @@ class Union:
         return join(self, other).total() - other.total()
 
 
-def union(start: Ints, end: Ints) -> Union:
-    """The union of intervals in any order; empty and inverted ones count as nothing."""
+def union(start: Ints, end: Ints, *, ordered: bool = False) -> Union:
+    """The union of intervals in any order (`ordered`: by their begin); empty and inverted ones count as nothing."""
     import numpy as np
 
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
+    if not ordered:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
     kept = end > start
     if not kept.all():
         start, end = start[kept], end[kept]
     if not len(start):
         return Union(start, end)
     reach = np.maximum.accumulate(end)
-    fresh = np.concatenate(([True], start[1:] > reach[:-1]))
-    last = np.concatenate((np.flatnonzero(fresh)[1:] - 1, [len(start) - 1]))
-    return Union(start[fresh], reach[last])
+    fresh = np.flatnonzero(start[1:] > reach[:-1]) + 1
+    return Union(start[np.concatenate(([0], fresh))], reach[np.concatenate((fresh - 1, [len(start) - 1]))])
 
 
 def join(*unions: Union) -> Union:

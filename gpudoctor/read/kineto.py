@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.read import kineto_names as names
 from gpudoctor.read.kineto_stream import Ends, Gunzip, pieces
-from gpudoctor.read.recording import COPY, MEMSET, SYNC, Mark, Recording
+from gpudoctor.read.recording import COPY, MEMSET, SYNC, Mark, Recording, rounded_up
 
 if TYPE_CHECKING:
     import msgspec
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 KIND = "kineto-trace"
 
@@ -48,6 +52,7 @@ _ROLES = {
     **dict.fromkeys(("Trace", "overhead", "gpu_user_annotation", "python_info", "cuda_profiler_range"), _SKIP),
 }
 _MOST_LEARNED = 200
+_LOOK_BYTES = 64 * 1024  # of a piece, searched for call stacks; a trace has them nearly everywhere or nowhere
 _NANOSECONDS = 1e17  # a time above this is no number of microseconds since 1970
 _STEP = re.compile(r"ProfilerStep")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -94,17 +99,21 @@ class _Collector:
         self._kinds = names.Kinds()
         self._calls = names.Calls()
         self._user_frames: dict[str, bool] = {}
-        self._threads: dict[int | str, int] = {}
+        self._threads = _Threads()
+        self._seen: set[int] = set()  # numbers of operators' names, and which of them are ranges
+        self._marked: set[int] = set()
         self._base: float | None = None
         self._scale = 1000.0  # nanoseconds in the file's unit
         self._by_category = True
+        self._stacks = False
 
     def decode(self, piece: bytes) -> bool:
         """Take over the events of a JSON array; False when it is no JSON."""
         import msgspec
 
         decoders = self._decoders
-        stacks = b'"Call stack"' in piece
+        stacks = piece.find(b'"Call stack"', 0, _LOOK_BYTES) >= 0 or self._stacks
+        self._stacks = stacks
         if self._by_category:
             try:
                 self._take(decoders.by_category(stacks).decode(piece), type)
@@ -140,11 +149,10 @@ class _Collector:
         return found
 
     def _take(self, events: Sequence[Any], key: Callable[[Any], Any]) -> None:
-        by_role: list[list[Any]] = [[] for _ in range(_SKIP)]
-        put = {what: by_role[role].append for what, role in self._decoders.roles(key is type) if role != _SKIP}
+        by_role: list[list[Any]] = [[] for _ in range(_SKIP + 1)]
+        put = {what: by_role[role].append for what, role in self._decoders.roles(key is type)}
         for event in events:
-            add = put.get(key(event))
-            if add is not None:
+            if (add := put.get(key(event))) is not None:
                 add(event)
         self.recording.events += len(events)
         self._operators(by_role[_OPERATOR])
@@ -154,12 +162,12 @@ class _Collector:
         for role in (_KERNEL, _COPY, _MEMSET, _SYNC):
             self._activities(by_role[role], role)
 
-    def _times(self, events: Sequence[Any]) -> tuple[Any, Any]:
-        """Begin and end in nanoseconds from the base."""
+    def _times(self, events: Sequence[Any]) -> tuple[Ints, Ints]:
+        """Begin and length in nanoseconds, the begin from the base."""
         import numpy as np
 
-        start = np.array(array("d", [event.ts for event in events]))
-        length = np.array(array("d", [event.dur for event in events]))
+        start = np.array([event.ts for event in events])
+        length = np.array([event.dur for event in events])
         if self._base is None:
             if start[0] > _NANOSECONDS:
                 self._scale = 1.0
@@ -168,39 +176,38 @@ class _Collector:
         if self._scale != 1.0:
             start *= self._scale
             length *= self._scale
-        first = np.rint(start, out=start).astype(np.int64)
-        return first, first + np.rint(length, out=length).astype(np.int64)
-
-    def _thread(self, tid: int | str) -> int:
-        number = self._threads.get(tid)
-        if number is None:
-            key = int(tid) if isinstance(tid, str) and tid.isdecimal() else tid
-            number = self._threads.setdefault(key, min(len(self._threads), 32_000))
-            self._threads[tid] = number
-        return number
+        return np.rint(start, out=start).astype(np.int64), np.rint(length, out=length).astype(np.int64)
 
     def _operators(self, events: list[Any]) -> None:
         if not events:
             return
         recording = self.recording
-        marked = [event for event in events if "#" in event.name]
-        if marked:  # old traces have their ranges among the operators
-            self._ranges(marked)
-            events = [event for event in events if "#" not in event.name]
+        ids, stacks, threads = recording.names, recording.stacks, self._threads
+        numbers = [ids[event.name] for event in events]
+        if self._marks(events, numbers):  # old traces have their ranges among the operators
+            kept = [place for place, number in enumerate(numbers) if number not in self._marked]
+            events, numbers = [events[place] for place in kept], [numbers[place] for place in kept]
             if not events:
                 return
-        start, end = self._times(events)
-        ids, thread = recording.names, self._thread
-        stacks = recording.stacks
+        start, length = self._times(events)
         recording.operators.add(
-            start=start,
-            end=end,
-            thread=[thread(event.tid) for event in events],
-            name=[ids[event.name] for event in events],
-            stack=[stacks[event.args.stack] if event.args is not None else 0 for event in events]
-            if hasattr(events[0], "args")
-            else [0] * len(events),
+            start=start, length=rounded_up(length), thread=[threads[event.tid] for event in events], name=numbers
         )
+        if hasattr(events[0], "args") and (self._stacks or len(stacks) > 1):
+            behind = len(recording.operators) - len(events) - len(recording.operators.ints("stack"))
+            own = [stacks[event.args.stack] if event.args is not None else 0 for event in events]
+            recording.operators.add(stack=[0] * behind + own)
+
+    def _marks(self, events: list[Any], numbers: list[int]) -> bool:
+        """Take over the ranges among operators; whether there are some."""
+        fresh = set(numbers) - self._seen
+        self._seen |= fresh
+        if fresh:
+            self._marked |= {number for event, number in zip(events, numbers, strict=True) if "#" in event.name}
+        if self._marked.isdisjoint(numbers):
+            return False
+        self._ranges([event for event, number in zip(events, numbers, strict=True) if number in self._marked])
+        return True
 
     def _ranges(self, events: list[Any]) -> None:
         for event in events:
@@ -215,8 +222,8 @@ class _Collector:
                 else None
             )
             if kept is not None:
-                start, end = self._times([event])
-                kept.append(Mark(name=name, start=int(start[0]), end=int(end[0])))
+                start, length = self._times([event])
+                kept.append(Mark(name=name, start=int(start[0]), end=int(start[0] + length[0])))
 
     def _frames(self, events: list[Any]) -> None:
         known = self._user_frames
@@ -225,12 +232,12 @@ class _Collector:
                 known[event.name] = names.user_frame(event.name) is not None
         events = [event for event in events if known.get(event.name)]
         if events:
-            start, end = self._times(events)
-            ids, thread = self.recording.names, self._thread
+            start, length = self._times(events)
+            ids, threads = self.recording.names, self._threads
             self.recording.frames.add(
                 start=start,
-                end=end,
-                thread=[thread(event.tid) for event in events],
+                length=rounded_up(length),
+                thread=[threads[event.tid] for event in events],
                 name=[ids[event.name] for event in events],
             )
 
@@ -239,17 +246,17 @@ class _Collector:
         events = [event for event in events if calls[event.name]]
         if not events:
             return
-        start, end = self._times(events)
-        correlation = array("q", [_int(event.args.correlation) if event.args is not None else -1 for event in events])
+        start, length = self._times(events)
+        correlation = _numbers("q", [-1 if event.args is None else event.args.correlation for event in events])
         self.recording.launches.add(start=start, correlation=correlation)
         chosen = [place for place, event in enumerate(events) if calls[event.name] == names.CALL]
         if chosen:
-            ids, thread = self.recording.names, self._thread
+            ids, threads = self.recording.names, self._threads
             self.recording.calls.add(
                 start=start[chosen],
-                end=end[chosen],
+                end=start[chosen] + length[chosen],
                 correlation=[correlation[place] for place in chosen],
-                thread=[thread(events[place].tid) for place in chosen],
+                thread=[threads[events[place].tid] for place in chosen],
                 name=[ids[events[place].name] for place in chosen],
             )
 
@@ -257,7 +264,7 @@ class _Collector:
         events = [event for event in events if event.args is not None]
         if not events:
             return
-        start, end = self._times(events)
+        start, length = self._times(events)
         ids = self.recording.names
         arguments = [event.args for event in events]
         if role == _KERNEL:
@@ -267,11 +274,11 @@ class _Collector:
             kind = [{_COPY: COPY, _MEMSET: MEMSET, _SYNC: SYNC}[role]] * len(events)
         self.recording.activities.add(
             start=start,
-            end=end,
-            correlation=[_int(item.correlation) for item in arguments],
-            bytes=[_int(item.bytes) for item in arguments],
-            stream=[_small(item.stream) for item in arguments],
-            device=[_small(item.device) for item in arguments],
+            end=start + length,
+            correlation=_numbers("q", [item.correlation for item in arguments]),
+            bytes=_numbers("q", [item.bytes for item in arguments]),
+            stream=_numbers("i", [item.stream for item in arguments]),
+            device=_numbers("i", [item.device for item in arguments]),
             name=[ids[event.name] for event in events],
             kind=kind,
         )
@@ -293,6 +300,17 @@ class _Collector:
             if isinstance(about.get("baseTimeNanoseconds"), int):
                 base_ns = about["baseTimeNanoseconds"]
         recording.base_ns = base_ns + int((self._base or 0) * self._scale)
+
+
+class _Threads(dict["int | str", int]):
+    """Threads numbered in the order of their first use; 7 and "7" are one."""
+
+    def __missing__(self, tid: int | str) -> int:
+        key = int(tid) if isinstance(tid, str) and tid.isdecimal() else tid
+        number = self[key] if key is not tid else min(len(self), 32_000)
+        if len(self) < 100_000:
+            self[tid] = number
+        return number
 
 
 class _Decoders:
@@ -393,17 +411,21 @@ def _category(event: Any) -> Any:
     return event.cat
 
 
-def _int(value: float | str) -> int:
+def _numbers(kind: str, values: list[Any]) -> array[int]:
+    """Whole numbers as a column; what is none, or too large, becomes -1."""
+    try:
+        return array(kind, values)
+    except (TypeError, OverflowError):
+        limit = 2**62 if kind == "q" else 2**31 - 1
+        return array(kind, [_number(value, limit) for value in values])
+
+
+def _number(value: float | str, limit: int) -> int:
     try:
         number = int(value)
     except (ValueError, OverflowError):
         return -1
-    return number if -(2**62) < number < 2**62 else -1
-
-
-def _small(value: float | str) -> int:
-    number = _int(value)
-    return number if -(2**31) <= number < 2**31 else -1
+    return number if -limit <= number <= limit else -1
 
 
 def _rank(value: object, known: int | None) -> int | None:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from gpudoctor.errors import GpudoctorError
 
-PIECE_BYTES = 2 * 1024 * 1024
+PIECE_BYTES = 256 * 1024
 _MOST_HEAD_BYTES = 64 * 1024 * 1024  # before the events: metadata, and PyTorch's INFO lines
 _MOST_EVENT_BYTES = 64 * 1024 * 1024
 _MOST_TAIL_BYTES = 4 * 1024 * 1024

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.read import kineto_names as names
-from gpudoctor.read.recording import COPY, MEMSET, Mark, Recording
+from gpudoctor.read.recording import COPY, MEMSET, Mark, Recording, rounded_up
 
 KIND = "nsys-sqlite"
 
@@ -204,6 +204,8 @@ class _Export:
             )
 
     def _ranges(self, recording: Recording, process: int | None) -> None:
+        import numpy as np
+
         wanted = ("start", "end", "globalTid", "text", "textId", "eventType")
         steps: dict[str, list[Mark]] = {}
         for rows in self._rows(_RANGES, wanted, process, "globalTid"):
@@ -227,10 +229,9 @@ class _Export:
                     kept.append((row, word))
             recording.operators.add(
                 start=[row[0] for row, _ in kept],
-                end=[row[1] for row, _ in kept],
+                length=rounded_up(np.array([row[1] - row[0] for row, _ in kept], dtype=np.int64)),
                 thread=[_number(row[2]) & 0x7FFF for row, _ in kept],
                 name=[recording.names[word] for _, word in kept],
-                stack=[0] * len(kept),
             )
         # One family of ranges marks the steps: numbered ones, else the word that occurs most.
         recording.steps = steps.pop("numbered", []) or max(steps.values(), key=len, default=[])

@@ -11,8 +11,17 @@ from gpudoctor.read.breakdown import Device, ms
 from gpudoctor.read.intervals import Union, union
 from gpudoctor.read.kineto_names import copy_of
 from gpudoctor.read.recording import COMMUNICATION, COMPUTE, COPY, MEMSET, Recording
-from gpudoctor.read.trace_steps import Steps, find_steps, loader_facts, loader_union, step_facts, timeline
-from gpudoctor.read.trace_waits import Waits, find_waits, group_waits
+from gpudoctor.read.trace_steps import (
+    Steps,
+    find_steps,
+    loader_facts,
+    loader_union,
+    operators_in,
+    step_facts,
+    timeline,
+    typical_step,
+)
+from gpudoctor.read.trace_waits import Origins, Waits, find_waits, group_waits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,13 +43,21 @@ def trace_facts(
     rank_from: Literal["trace", "name", "order"],
     device: int | None = None,
 ) -> TraceFacts:
-    """The facts of one rank. A trace without device activity gives its steps and loader waits; the rest is None."""
+    """The facts of one rank. A trace without device activity gives its steps and loader waits; the rest is None.
+
+    `device`: whose work counts; without it the busiest device's, and the recording is used up.
+    """
     steps = find_steps(recording, "ProfilerStep" if form == "kineto" else "nvtx")
-    work = breakdown.device_work(recording, steps.window_before, device)
+    work = breakdown.device_work(recording, steps.window_before, device, keep=device is not None)
     loader = loader_union(recording)
     waits = find_waits(recording, work, steps.span)
-    waiting = waits.union()
-    whole = step_facts(steps, work, loader, waiting)
+    origins = Origins(recording, waits)
+    shown = typical_step(steps)
+    lanes: dict[str, Union] = {"loader": loader, "operators": operators_in(recording, shown), "waits": waits.union()}
+    if device is None:
+        recording.operators.clear()
+        recording.frames.clear()
+    whole = step_facts(steps, work, loader, lanes["waits"])
     facts = TraceFacts(
         file=file,
         format=form,
@@ -56,14 +73,20 @@ def trace_facts(
         steps=whole,
         median_step_ms=round(median(step.wall_ms for step in whole), 4) if whole else None,
         loader=loader_facts(recording, steps.span),
-        timeline=timeline(recording, steps, work, loader, waiting),
+        timeline=timeline(shown, lanes, work),
         notes=_notes(recording, steps, work),
     )
-    return _with_device(facts, recording, steps, work, loader, waits) if work else facts
+    return _with_device(facts, recording, steps, work, loader, waits, origins) if work else facts
 
 
 def _with_device(
-    facts: TraceFacts, recording: Recording, steps: Steps, work: Device, loader: Union, waits: Waits
+    facts: TraceFacts,
+    recording: Recording,
+    steps: Steps,
+    work: Device,
+    loader: Union,
+    waits: Waits,
+    origins: Origins,
 ) -> TraceFacts:
     import dataclasses
 
@@ -74,13 +97,16 @@ def _with_device(
     compute, communication, copy = work.of(COMPUTE), work.of(COMMUNICATION), work.of(COPY, MEMSET)
     busy = work.of(COMPUTE, COMMUNICATION, COPY, MEMSET)
     waiting = waits.union()
-    gaps, following = breakdown.gaps_with_next(work)
-    launched = work.launched[following]
+    gaps, launched = breakdown.gaps_with_next(work, work.window)
+    idle = breakdown.idle_causes(gaps, launched, loader, waiting)
+    grouped = group_waits(origins, waits, idle_after(gaps, launched, loader, waits), len(steps.whole) or None)
+    del gaps, launched  # as large as the trace
     span = steps.span or work.window
     bound, verdict = judge(steps, busy, work, loader, waiting, span)
-    kernels = np.isin(work.kind, (COMPUTE, COMMUNICATION))
-    lengths = work.end - work.start
+    kernels = work.kind <= COMMUNICATION
     counted = int((kernels & (work.launched >= span[0]) & (work.launched < span[1])).sum())
+    computing = work.kind == COMPUTE
+    lengths = work.end[computing] - work.start[computing]
     return dataclasses.replace(
         facts,
         activities=len(work.start),
@@ -94,14 +120,12 @@ def _with_device(
         copy_ms=ms(copy.total()),
         exposed_communication_ms=ms(communication.without(compute)),
         exposed_copy_ms=ms(busy.total() - work.of(COMPUTE, COMMUNICATION).total()),
-        idle=breakdown.idle_causes(gaps, launched, loader, waiting),
+        idle=idle,
         kernels_per_step=round(counted / len(steps.whole), 2) if steps.whole else None,
-        median_kernel_us=round(float(np.median(lengths[work.kind == COMPUTE])) / 1e3, 3)
-        if len(compute.start)
-        else None,
+        median_kernel_us=round(float(np.median(lengths)) / 1e3, 3) if len(lengths) else None,
         streams=breakdown.streams(work),
         copies=_copies(recording, work, compute),
-        waits=group_waits(recording, waits, idle_after(gaps, launched, loader, waits), len(steps.whole) or None),
+        waits=grouped,
         kernels=_kernels(recording, work),
         bound=bound,
         verdict=verdict,
@@ -131,34 +155,42 @@ def _copies(recording: Recording, work: Device, compute: Union) -> tuple[TraceCo
     import numpy as np
 
     names = list(recording.names)
-    numbers = np.unique(work.name[np.isin(work.kind, (COPY, MEMSET))])
+    rows, size = work.copies, work.copy_bytes
+    numbers, stream = work.name[rows], work.stream[rows]
+    start, end = work.start[rows], work.end[rows]
     kinds: dict[tuple[str, str], list[int]] = {}
-    for number in numbers.tolist():
+    for number in np.unique(numbers).tolist():
         kinds.setdefault(copy_of(names[number]), []).append(number)
-    computing = work.kind == COMPUTE
-    main = None
-    if computing.any():
-        streams, place = np.unique(work.stream[computing], return_inverse=True)
-        main = streams[np.bincount(place, weights=(work.end - work.start)[computing]).argmax()]
+    main = _main_stream(work)
     found = []
     for (kind, memory), members in kinds.items():
-        mine = np.isin(work.name, members) & np.isin(work.kind, (COPY, MEMSET))
-        size = work.bytes[mine]
-        total = int(size[size > 0].sum())
-        time = int((work.end - work.start)[mine].sum())
+        mine = np.isin(numbers, members)
+        known = bool((size[mine] >= 0).all())
+        total = int(size[mine].sum()) if known else 0
+        time = int((end[mine] - start[mine]).sum())
         found.append(
             TraceCopies(
                 kind=kind,  # type: ignore[arg-type]
                 memory=memory,  # type: ignore[arg-type]
                 calls=int(mine.sum()),
-                bytes=total if (size >= 0).all() else None,
+                bytes=total if known else None,
                 ms=ms(time),
-                gb_s=round(total / time, 4) if time and (size >= 0).all() else None,
-                exposed_ms=ms(union(work.start[mine], work.end[mine]).without(compute)),
-                with_compute=int((mine & (work.stream == main)).sum()) if main is not None else 0,
+                gb_s=round(total / time, 4) if time and known else None,
+                exposed_ms=ms(union(start[mine], end[mine], ordered=True).without(compute)),
+                with_compute=int((mine & (stream == main)).sum()) if main is not None else 0,
             )
         )
     return tuple(sorted(found, key=lambda item: -item.ms))
+
+
+def _main_stream(work: Device) -> int | None:
+    """The stream that computes for the longest time."""
+    import numpy as np
+
+    rows = np.flatnonzero(work.kind == COMPUTE)
+    stream, length = work.stream[rows], (work.end - work.start)[rows]
+    times = {int(one): int(length.sum(where=stream == one)) for one in np.unique(stream)}
+    return max(times, key=lambda one: times[one], default=None)
 
 
 def _kernels(recording: Recording, work: Device) -> tuple[TraceKernel, ...]:
@@ -191,18 +223,12 @@ def judge(
     span: tuple[int, int],
 ) -> tuple[Bound, str]:
     """What bounds the whole steps (the window, where there are none), in one sentence with the most it can win."""
-    import numpy as np
-
     start, end = span
     wall = max(1, end - start)
     compute = work.of(COMPUTE).within(start, end)
     communication = work.of(COMPUTE, COMMUNICATION).within(start, end) - compute
     copy = busy.within(start, end) - compute - communication
-    gaps = busy.gaps(start, end)
-    place = np.searchsorted(work.start, gaps.end, side="left")
-    following = work.launched[np.minimum(place, len(work.launched) - 1)]
-    # After the last activity the host has launched nothing more: all of that gap is the host's.
-    launched = np.where(place < len(work.launched), following, gaps.end)
+    gaps, launched = breakdown.gaps_with_next(work, span)
     idle = breakdown.idle_causes(gaps, launched, loader, waiting)
     count = max(1, len(steps.whole))
     unit = " a step" if steps.whole else ""

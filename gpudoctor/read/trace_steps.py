@@ -118,37 +118,45 @@ def step_facts(steps: Steps, work: Device | None, loader: Union, waits: Union) -
     )
 
 
-def timeline(
-    recording: Recording, steps: Steps, work: Device | None, loader: Union, waits: Union
-) -> TraceTimeline | None:
-    """The whole step whose wall time is nearest to the median, in slices; without steps, none."""
+def typical_step(steps: Steps) -> Mark | None:
+    """The whole step whose wall time is nearest to the median."""
     import numpy as np
 
     if not steps.whole:
         return None
     walls = np.array([mark.end - mark.start for mark in steps.whole])
-    mark = steps.whole[int(np.abs(walls - np.median(walls)).argmin())]
+    return steps.whole[int(np.abs(walls - np.median(walls)).argmin())]
+
+
+def operators_in(recording: Recording, mark: Mark | None) -> Union:
+    """When any thread ran an operator during a step."""
+    import numpy as np
+
+    starts, lengths = recording.operators.ints("start"), recording.operators.ints("length")
+    rows = np.flatnonzero(starts < mark.end) if mark is not None else np.empty(0, dtype=np.int64)
+    if mark is not None:
+        rows = rows[starts[rows] + lengths[rows] > mark.start]
+    return union(starts[rows], starts[rows] + lengths[rows].astype(np.int64))
+
+
+def timeline(mark: Mark | None, lanes: dict[str, Union], work: Device | None) -> TraceTimeline | None:
+    """A step in slices; `lanes` are those of the host, in order, the device's follow."""
+    import numpy as np
+
+    if mark is None:
+        return None
     edges = np.linspace(mark.start, mark.end, _SLICES + 1).astype(np.int64)
-    lanes: list[tuple[Literal["loader", "operators", "waits", "compute", "communication", "copy"], Union]] = [
-        ("loader", loader),
-        ("operators", _operators(recording, mark)),
-        ("waits", waits),
-    ]
     if work is not None:
-        lanes += [
-            ("compute", work.of(COMPUTE)),
-            ("communication", work.of(COMMUNICATION)),
-            ("copy", work.of(COPY, MEMSET)),
-        ]
+        lanes = {
+            **lanes,
+            "compute": work.of(COMPUTE),
+            "communication": work.of(COMMUNICATION),
+            "copy": work.of(COPY, MEMSET),
+        }
     shown = []
-    for name, item in lanes:
+    for name, item in lanes.items():
         share = np.diff(item.before(edges)) / np.maximum(1, np.diff(edges))
         if share.any():
-            shown.append(TraceLane(name=name, occupied=tuple(round(float(part), 2) for part in share)))
+            occupied = tuple(round(float(part), 2) for part in share)
+            shown.append(TraceLane(name=name, occupied=occupied))  # type: ignore[arg-type]
     return TraceTimeline(step=mark.name[:200], wall_ms=ms(mark.end - mark.start), lanes=tuple(shown))
-
-
-def _operators(recording: Recording, mark: Mark) -> Union:
-    start, end = recording.operators.ints("start"), recording.operators.ints("end")
-    inside = (start < mark.end) & (end > mark.start)
-    return union(start[inside], end[inside])

@@ -9,7 +9,7 @@ from gpudoctor.model import TraceWait
 from gpudoctor.read.breakdown import Device, ms
 from gpudoctor.read.intervals import Union, union
 from gpudoctor.read.kineto_names import copy_of, site_of_frame, site_of_stack
-from gpudoctor.read.recording import COPY, Recording, Table
+from gpudoctor.read.recording import Recording, Table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _MOST_GROUPS = 50
+_BLOCK = 100_000  # ranges looked at together
 _DEEPEST = 64  # operators looked at, from the last one that began, for the innermost around a call
 
 
@@ -73,46 +74,65 @@ def find_waits(recording: Recording, work: Device | None, span: tuple[int, int] 
 
 def _directions(work: Device | None, names: list[str]) -> dict[int, tuple[str, bool]]:
     """By correlation of a copy: its direction, and whether its host side is pageable, so that the call blocks."""
-    import numpy as np
-
     if work is None:
         return {}
     found: dict[int, tuple[str, bool]] = {}
     by_name: dict[int, tuple[str, bool]] = {}
-    for place in np.flatnonzero(work.kind == COPY).tolist():
-        number = int(work.name[place])
+    numbers = work.name[work.copies].tolist()
+    for number, correlation in zip(numbers, work.copy_correlation.tolist(), strict=True):
         if number not in by_name:
             direction, memory = copy_of(names[number])
             host = direction in ("h2d", "d2h")
             by_name[number] = (direction if host else "other", host and memory in ("pageable", "unknown"))
-        found[int(work.correlation[place])] = by_name[number]
+        found[correlation] = by_name[number]
     return found
 
 
-def group_waits(recording: Recording, waits: Waits, idle_after: Ints, steps: int | None) -> tuple[TraceWait, ...]:
+class Origins:
+    """For each wait the operators and the line around it; once made, the recording's operators are not needed."""
+
+    def __init__(self, recording: Recording, waits: Waits) -> None:
+        self._names = list(recording.names)
+        self._stacks = list(recording.stacks)
+        outer, inner = enclosing(recording.operators, waits)
+        _, frame = enclosing(recording.frames, waits)
+        name, stack = recording.operators.ints("name"), recording.operators.ints("stack")
+        self._outer = _of(name, outer)
+        self._inner = _of(name, inner)
+        self._frame = _of(recording.frames.ints("name"), frame)
+        self._inner_stack, self._outer_stack = _of(stack, inner), _of(stack, outer)
+        self._calls = waits.name
+        self._sites: dict[int, str | None] = {-1: None, 0: None}
+
+    def of(self, place: int) -> tuple[str, str | None, str | None, str | None]:
+        """(call, outermost operator, innermost operator, site)"""
+        outer, inner, frame = self._outer[place], self._inner[place], self._frame[place]
+        site = site_of_frame(self._names[frame]) if frame >= 0 else None
+        return (
+            self._names[self._calls[place]],
+            self._names[outer] if outer >= 0 else None,
+            self._names[inner] if inner >= 0 else None,
+            site or self._site(int(self._inner_stack[place])) or self._site(int(self._outer_stack[place])),
+        )
+
+    def _site(self, stack: int) -> str | None:
+        if stack not in self._sites:
+            self._sites[stack] = site_of_stack(self._stacks[stack])
+        return self._sites[stack]
+
+
+def _of(column: Ints, rows: Ints) -> Ints:
+    """The values in some rows; -1 where the row is -1 or the column is empty."""
+    import numpy as np
+
+    return np.where(rows >= 0, column[np.maximum(rows, 0)], -1) if len(column) else np.full(len(rows), -1)
+
+
+def group_waits(origins: Origins, waits: Waits, idle_after: Ints, steps: int | None) -> tuple[TraceWait, ...]:
     """Waits by call and origin, the longest first. `idle_after`: nanoseconds that the device idled after each."""
-    names = list(recording.names)
-    stacks = list(recording.stacks)
-    outer, inner = enclosing(recording.operators, waits)
-    _, frame = enclosing(recording.frames, waits)
-    operator_name = recording.operators.ints("name")
-    operator_stack = recording.operators.ints("stack")
-    frame_name = recording.frames.ints("name")
     groups: dict[tuple[str, str | None, str | None, str | None, str], list[int]] = {}
-    sites: dict[int, str | None] = {}
-    for place in range(len(waits)):
-        origin = names[operator_name[outer[place]]] if outer[place] >= 0 else None
-        within = names[operator_name[inner[place]]] if inner[place] >= 0 else None
-        site = None
-        if frame[place] >= 0:
-            site = site_of_frame(names[frame_name[frame[place]]])
-        for operator in (inner[place], outer[place]):
-            if site is None and operator >= 0 and (stack := int(operator_stack[operator])):
-                if stack not in sites:
-                    sites[stack] = site_of_stack(stacks[stack])
-                site = sites[stack]
-        key = (names[waits.name[place]], origin, within, site, waits.copy[place])
-        groups.setdefault(key, []).append(place)
+    for place, copy in enumerate(waits.copy):
+        groups.setdefault((*origins.of(place), copy), []).append(place)
     found = [
         TraceWait(
             call=call[:200],
@@ -145,16 +165,17 @@ def enclosing(ranges: Table, waits: Waits) -> tuple[Ints, Ints]:
 
     outer = np.full(len(waits), -1, dtype=np.int64)
     inner = outer.copy()
-    threads = ranges.ints("thread")
     for thread in np.unique(waits.thread):
-        rows = np.flatnonzero(threads == thread)
-        if not len(rows):
-            continue
         mine = np.flatnonzero(waits.thread == thread)
         begin, finish = waits.start[mine], waits.end[mine]
+        rows = _around_any(ranges, int(thread), begin, finish)
+        if not len(rows):
+            continue
+        start = ranges.ints("start")[rows]
+        end = start + ranges.ints("length")[rows].astype(np.int64)
         # Longer ones first where two begin together, so that a range follows the one it lies in.
-        rows = rows[np.lexsort((-ranges.ints("end")[rows], ranges.ints("start")[rows]))]
-        start, end = ranges.ints("start")[rows], ranges.ints("end")[rows]
+        order = np.lexsort((-end, start))
+        rows, start, end = rows[order], start[order], end[order]
         reach = np.maximum.accumulate(end)
         top = np.flatnonzero(np.concatenate(([True], start[1:] >= reach[:-1])))
         last = np.searchsorted(start, begin, side="right") - 1
@@ -171,3 +192,22 @@ def enclosing(ranges: Table, waits: Waits) -> tuple[Ints, Ints]:
         outer[mine[around]] = rows[first[around]]
         inner[mine[around]] = rows[place[around]]
     return outer, inner
+
+
+def _around_any(ranges: Table, thread: int, begin: Ints, finish: Ints) -> Ints:
+    """Rows of a thread's ranges that hold a whole wait: of all ranges, these are few. Waits are in order."""
+    import numpy as np
+
+    found = [np.empty(0, dtype=np.int64)]
+    threads, starts, lengths = ranges.ints("thread"), ranges.ints("start"), ranges.ints("length")
+    shortest = (finish - begin).min()
+    for block in range(0, len(starts), _BLOCK):
+        part = slice(block, block + _BLOCK)
+        rows = np.flatnonzero((threads[part] == thread) & (lengths[part] >= shortest)) + block
+        start = starts[rows]
+        # The waits of one thread follow each other, so a range that holds any holds the first that begins in it.
+        next_wait = np.searchsorted(begin, start, side="left")
+        known = next_wait < len(begin)
+        holds = known & (start + lengths[rows].astype(np.int64) >= finish[np.minimum(next_wait, len(finish) - 1)])
+        found.append(rows[holds])
+    return np.concatenate(found)

@@ -135,6 +135,7 @@ def _rank(
     if rank is None:
         told = _RANK.search(Path(name).name)
         rank, rank_from = (int(told[1]), "name") if told and index in (None, 0) else (index or 0, "order")
+    last = _last(recording)
     facts = trace_facts(
         recording,
         file=name,
@@ -143,16 +144,20 @@ def _rank(
         rank_from=rank_from,  # type: ignore[arg-type]
         device=device,
     )
-    last = max(
-        (int(table.ints("end").max()) for table in (recording.activities, recording.operators) if len(table)),
-        default=0,
-    )
     return _Rank(
         facts=facts,
         begin_ns=recording.base_ns,
         end_ns=recording.base_ns + last,
         not_understood=recording.not_understood,
     )
+
+
+def _last(recording: Recording) -> int:
+    """The end of the last activity or operator."""
+    ends = [int(recording.activities.ints("end").max())] if len(recording.activities) else [0]
+    if len(recording.operators):
+        ends.append(int(recording.operators.ints("start").max()))
+    return max(ends)
 
 
 def _refusal(path: Path | None, name: str) -> GpudoctorError:

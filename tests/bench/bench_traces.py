@@ -22,7 +22,7 @@ from pathlib import Path
 EXCERPT = Path(__file__).resolve().parent.parent / "artifacts" / "traces" / "resnet50_workers0.json.gz"
 
 BARE = """
-import resource, sys, time
+import sys, time
 import msgspec
 class Event(msgspec.Struct, gc=False):
     cat: str = ""
@@ -43,17 +43,19 @@ with open(sys.argv[1], "rb") as file:
         if not data:
             break
         rest = rest[cut + 5:] + data
-print(count, time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+seconds = time.process_time() - begin
+print(count, seconds, *[line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")])
 """
 OURS = """
-import resource, sys, time
+import sys, time
 from pathlib import Path
 import msgspec, numpy
 from gpudoctor.read.traces import read_traces
 begin = time.process_time()
 found = read_traces([Path(sys.argv[1])])
 facts = found.jobs[0][0]
-print(facts.events, time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+seconds = time.process_time() - begin
+print(facts.events, seconds, *[line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")])
 """
 
 

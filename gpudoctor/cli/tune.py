@@ -90,8 +90,9 @@ def command(
 
         classes, counts = _classes(allow), _counts(nproc)
         words = as_command(command) if command else None
-        for count in counts if words else ():
-            with_ranks(words, count)  # refused before anything is made
+        if words is not None:
+            for count in counts:
+                with_ranks(words, count)  # refused before anything is made
         cwd = Path.cwd()
         folder = outputs.choose(out, force=force, below=cwd).absolute()
         if words is None:

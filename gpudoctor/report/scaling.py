@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from gpudoctor.model import Scaling, ScalingRow
 from gpudoctor.report.text import Style, columns, count, number
 
-_HEADS = ("ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest")
+_HEADS: tuple[str, ...] = (
+    *("ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest"),
+)
 _COPIES = _HEADS.index("to the GPU GB/s")
 _UNKNOWN = "unknown"
 

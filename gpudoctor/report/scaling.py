@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from gpudoctor.model import Scaling, ScalingRow
 from gpudoctor.report.text import Style, columns, count, number
 
-_HEADS: tuple[str, ...] = (
-    *("ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest"),
-)
+_HEADS = ["ranks", "rate", "efficiency", "step ms", "loader wait ms", "exposed ms", "to the GPU GB/s", "slowest"]
 _COPIES = _HEADS.index("to the GPU GB/s")
 _UNKNOWN = "unknown"
 
@@ -22,7 +20,7 @@ def scaling(item: Scaling, style: Style) -> list[str]:
         heads = _HEADS
         if all(rank.h2d_gb_s is None for row in item.rows for rank in row.per_rank):
             rows = [(*row[:_COPIES], *row[_COPIES + 1 :]) for row in rows]  # nothing was copied to a GPU
-            heads = (*heads[:_COPIES], *heads[_COPIES + 1 :])
+            heads = [*heads[:_COPIES], *heads[_COPIES + 1 :]]
         table = style.table([heads, *rows], right=tuple(range(len(heads) - 1)), indent="  ")
         if style.width is not None and any(columns(line) > style.width for line in table):
             table = []

@@ -78,6 +78,7 @@ from gpudoctor.model.trace import (
 from gpudoctor.model.watch import (
     Communication,
     CopySite,
+    DeviceWindow,
     Ended,
     FetchProbe,
     LoaderOverride,
@@ -108,6 +109,7 @@ __all__ = [
     "Conflict",
     "ConflictValue",
     "CopySite",
+    "DeviceWindow",
     "DeviceWork",
     "Edit",
     "EditKind",

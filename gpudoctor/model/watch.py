@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpudoctor.model.trace import Bound
+
 StepSource = Literal["step-at", "optimizer", "module", "loader", "none"]
 Ended = Literal["steps", "time", "exit", "exception", "signal", "unknown"]
 
@@ -69,8 +71,10 @@ class WatchPlan:
     loader_search: LoaderSearchPlan | None = None
     end_loop_after: int | None = None  # loaders end after this many batches, so that code after the loop runs
     proof: ProofPlan | None = None
+    watch_ranks: bool = False  # time what each step waits for other ranks (on a GPU this waits for each backward)
     guard_writes: Literal["off", "list", "deny"] = "list"
     write_root: str | None = None  # for guard_writes: files below this directory are the user's; default: cwd
+    profiler_steps: int = 0  # after the watched steps, record so many with torch.profiler: what the device did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class Step:
     loader_wait_ms: float = 0.0
     copy_wait_ms: float = 0.0
     sync_wait_ms: float = 0.0
-    watch_ranks: bool = False  # time what each step waits for other ranks (on a GPU this waits for each backward)
+    communication_ms: float = 0.0  # with watch_ranks: waiting for other ranks or their data, not hidden behind work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +99,6 @@ class FetchProbe:
     draws_random: bool  # the dataset drew from a global random generator while fetching
     repeatable: bool  # the same rows fetched twice were equal
     error: str | None = None
-    communication_ms: float = 0.0  # with watch_ranks: waiting for other ranks or their data, not hidden behind work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,7 @@ class WatchedLoader:
     batches: int = 0
     samples: int = 0
     wait_ms: float = 0.0
+    steady_wait_ms: float | None = None  # of wait_ms, in the steady steps
     first_batch_ms: float | None = None
     batch_bytes: int | None = None
     fetch_probe: FetchProbe | None = None
@@ -145,12 +149,18 @@ class CopySite:
     non_blocking: int = 0
     waited_ms: float = 0.0
     calls_in_steps: int = 0  # calls made between the first and the last step
+    steady_calls: int | None = None  # calls and waiting in the steady steps (from WatchRecord.steady_from on)
+    steady_waited_ms: float | None = None
     from_loader: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSite:
-    """Synchronising calls at one line. `on_device`: calls whose tensor was on a GPU (or the call synchronises one)."""
+    """Synchronising calls at one line. `on_device`: calls whose tensor was on a GPU (or the call synchronises one).
+
+    A call that only sync debug mode saw has no `waited_ms`: the mode tells of it when it is over. Its waiting is
+    known from the profiler window alone.
+    """
 
     site: str
     function: str  # item, tolist, synchronize, empty_cache, float, bool, ... or "sync" when only sync debug mode saw it
@@ -158,7 +168,21 @@ class SyncSite:
     on_device: int = 0
     waited_ms: float = 0.0
     calls_in_steps: int = 0
+    steady_calls: int | None = None
+    steady_waited_ms: float | None = None
+    window_waited_ms: float | None = None  # a step, in the profiler window, by the profiler's own clock
     detected_by: Literal["wrapper", "sync-debug-mode", "both"] = "wrapper"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What Step.communication_ms holds: gradients that DDP reduced, and collectives of the script that block."""
+
+    backend: str
+    ranks: int
+    reductions: int = 0  # DDP reductions that were timed
+    calls: int = 0  # collectives called by the script that were timed
+    untimed: int = 0  # collectives whose wait the host does not see: NCCL's, and asynchronous ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +198,24 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """A few steps after the watched ones, recorded with torch.profiler without stacks.
+
+    The profiler slows the host, so that only what the device did is taken from it, never the length of a step.
+    `trace`: the kineto trace in the record directory, which ends with an empty step. `skipped`: why there is none.
+    """
+
+    steps: int = 0
+    step_ms: float | None = None
+    events: int = 0
+    sync_ms: float | None = None  # a step, in calls that synchronise or copy
+    unattributed_ms: float | None = None  # of sync_ms, at no line of the script that is known
+    seconds: float = 0.0  # what the window took, with starting and stopping the profiler
+    trace: str | None = None
+    skipped: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchRecord:
     version: int = 1
     pid: int
@@ -184,17 +226,6 @@ class WatchRecord:
     cwd: str = ""
     python: str = ""
     torch: str | None = None
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
-    """What Step.communication_ms holds: gradients that DDP reduced, and collectives of the script that block."""
-
-    backend: str
-    ranks: int
-    reductions: int = 0  # DDP reductions that were timed
-    calls: int = 0  # collectives called by the script that were timed
-    untimed: int = 0  # collectives whose wait the host does not see: NCCL's, and asynchronous ones
-
-
     cuda: bool = False
     device: str | None = None
     ended: Ended = "unknown"
@@ -211,6 +242,7 @@ class Communication:
     module_calls: int = 0
     counts_differ: bool = False  # steps, batches and backward calls disagree: rate is given in batches/s
     steps: tuple[Step, ...] = ()
+    steady_from: int = 0  # the steps before this one are warm-up: unlike the later half of the steps
     watched_s: float | None = None  # from the first request to a loader (or first step begun) to the last step
     steps_per_s: float | None = None  # steps over watched_s
     batches_per_s: float | None = None
@@ -222,8 +254,12 @@ class Communication:
     patched_missed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     writes: tuple[str, ...] = ()  # files opened for writing, renamed or removed below write_root
     compiled: bool = False  # torch.compile was used
+    communication: Communication | None = None  # with watch_ranks, where a process group was joined
     proof: Proof | None = None
     overhead_ms: float | None = None  # time spent in the watcher itself, all steps together
+    window: DeviceWindow | None = None
+    bound: Bound = "unknown"  # what limits the step, and the verdict in words: filled in by tune
+    verdict: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -238,4 +274,3 @@ class Watched:
     stopped: Literal["steps", "deadline", "exit", "interrupted"] = "exit"
     stderr_tail: str = ""
     writes: tuple[str, ...] = ()  # files below write_root that any process of the command wrote, renamed or removed
-    communication: Communication | None = None  # with watch_ranks, where a process group was joined

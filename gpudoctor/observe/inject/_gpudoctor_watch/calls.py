@@ -1,52 +1,51 @@
 """Copies between host and device, and synchronising calls, by the user's line.
 
-A wrapper stands in for a method of torch.Tensor: it compares and hashes equal to the original, because torch looks
-methods up in lists and dictionaries (lazy modules, __torch_function__ tables). Where CUDA exists, sync debug mode
-names the calls that no wrapper knows.
+Where torch can use CUDA only calls that touch a device matter, so that calls on CPU tensors return at once; in a
+build for the CPU they are counted, since nothing else shows where a script would copy and wait on a GPU.
+
+A wrapper stands in for a method of torch.Tensor: it compares and hashes equal to the original, because torch and
+tensor subclasses look methods up in lists and dictionaries. The conversions that Python itself calls, which nobody
+looks up, are plain functions: those cost a quarter.
 """
 
 import functools
+import itertools
 import sys
-import types
-import warnings
+from types import MethodType
 
-from _gpudoctor_watch import state
+from _gpudoctor_watch import debug_mode
+from _gpudoctor_watch.sites import CopyEntry, SyncEntry, place_of
 from _gpudoctor_watch.state import W, clock, local
 
 getframe = sys._getframe
 SAMPLE = 63  # one call in 64 is timed for the watcher's own cost
-MESSAGE = "called a synchronizing"
-_COPIES = ("to", "cuda", "cpu", "copy_", "numpy")
-_SYNCS = {
-    "item": "item",
-    "tolist": "tolist",
-    "nonzero": "nonzero",
-    "__float__": "float",
-    "__int__": "int",
-    "__bool__": "bool",
-    "__index__": "index",
-    "__format__": "format",
-    "__repr__": "repr",
-}
+_COPIES = ("to", "cuda", "cpu", "copy_")
+_SYNCS = {"item": "item", "tolist": "tolist", "nonzero": "nonzero", "__format__": "format", "__repr__": "repr"}
+_CONVERSIONS = {"__float__": "float", "__int__": "int", "__bool__": "bool", "__index__": "index"}
 _traced: dict = {}  # tensor type -> is it one that torch.compile and fake tensor tracing pass around?
 _methods: list = []
 _tensor = None
-_debug_mode = False
-_filterwarnings = warnings.filterwarnings
+_device_only = False  # calls on CPU tensors are not counted
+_passed = itertools.count()  # calls on CPU tensors that returned at once
+_asked = 0
 
 
 class Method:
-    """A method of torch.Tensor that is watched."""
+    """A method of torch.Tensor that is watched; `run` does its work."""
 
-    __slots__ = ("cache", "name", "original", "shown")
+    __slots__ = ("cache", "name", "original", "run", "shown")
 
-    def __init__(self, original, name, shown):
+    def __init__(self, original, name, shown, make=None):
         self.original, self.name, self.shown = original, name, shown
         self.cache = {}  # (id of the user's code, instruction, kind of copy) -> entry
+        self.run = original if make is None else make(self, original)
         _methods.append(self)
 
     def __get__(self, instance, owner=None):
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else MethodType(self.run, instance)
+
+    def __call__(self, *args, **kwargs):
+        return self.run(*args, **kwargs)
 
     def __eq__(self, other):
         return other is self or other == self.original
@@ -77,104 +76,87 @@ class Method:
         return inspect.signature(self.original)
 
 
-class Copy(Method):
-    __slots__ = ()
-    __doc__ = Method.__dict__["__doc__"]
+def _copying(method, original):
+    passed = _passed.__next__
 
-    def __call__(self, tensor, /, *args, **kwargs):
+    def run(tensor, /, *args, **kwargs):
         if local.call or not W.active:
-            return self.original(tensor, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
         local.call = 1
         begun = clock()
         try:
-            result = self.original(tensor, *args, **kwargs)
+            result = original(tensor, *args, **kwargs)
         finally:
             local.call = 0
         ended = clock()
         try:
-            note_copy(self, tensor, result, args, kwargs, ended - begun, getframe(1))
-            if not W.calls & SAMPLE:
+            if not note_copy(method, tensor, result, args, kwargs, begun, ended, getframe(1)):
+                passed()
+            elif not W.calls & SAMPLE:
                 W.overhead += (clock() - ended) * (SAMPLE + 1)
         except Exception as error:
-            W.failed(self.shown, error)
+            W.failed(method.shown, error)
         return result
 
+    return _named(run, method)
 
-class Sync(Method):
-    __slots__ = ()
-    __doc__ = Method.__dict__["__doc__"]
 
-    def __call__(self, tensor, /, *args, **kwargs):
+def _reading(method, original):
+    passed = _passed.__next__
+    device_only = _device_only
+
+    def run(tensor, /, *args, **kwargs):
+        if device_only and not tensor.is_cuda:
+            passed()
+            return original(tensor, *args, **kwargs)
         if local.call or not W.active:
-            return self.original(tensor, *args, **kwargs)
+            return original(tensor, *args, **kwargs)
         local.call = 1
         begun = clock()
         try:
-            result = self.original(tensor, *args, **kwargs)
+            result = original(tensor, *args, **kwargs)
         finally:
             local.call = 0
         ended = clock()
         try:
-            note_sync(self, tensor.is_cuda, ended - begun, getframe(1), tensor)
-            if not W.calls & SAMPLE:
+            if note_sync(method, tensor.is_cuda, begun, ended, getframe(1), tensor) and not W.calls & SAMPLE:
                 W.overhead += (clock() - ended) * (SAMPLE + 1)
         except Exception as error:
-            W.failed(self.shown, error)
+            W.failed(method.shown, error)
         return result
 
-
-class CopyEntry:
-    """Calls at one line, by function and direction."""
-
-    __slots__ = ("bytes", "calls", "from_loader", "in_steps", "non_blocking", "pending", "pinned", "waited")
-
-    def __init__(self):
-        self.calls = self.bytes = self.pinned = self.non_blocking = self.in_steps = self.pending = 0
-        self.waited, self.from_loader = 0.0, False
-
-    def facts(self, key):
-        return {
-            "site": key[0],
-            "function": key[1],
-            "kind": key[2],
-            "calls": self.calls,
-            "bytes": self.bytes,
-            "pinned": self.pinned,
-            "non_blocking": self.non_blocking,
-            "waited_ms": self.waited * 1e3,
-            "calls_in_steps": self.in_steps,
-            "from_loader": self.from_loader,
-        }
+    return _named(run, method)
 
 
-class SyncEntry:
-    __slots__ = ("calls", "debug", "in_steps", "on_device", "pending", "waited", "wrapped")
+def _named(run, method):
+    run.__name__ = method.name
+    run.__qualname__ = f"Tensor.{method.name}"
+    run.__module__ = "torch"  # where a pickle finds it
+    run.__doc__ = method.original.__doc__
+    run.__wrapped__ = method.original
+    return run
 
-    def __init__(self):
-        self.calls = self.on_device = self.in_steps = self.pending = 0
-        self.waited, self.wrapped, self.debug = 0.0, False, False
 
-    def facts(self, key):
-        return {
-            "site": key[0],
-            "function": key[1],
-            "calls": self.calls,
-            "on_device": self.on_device,
-            "waited_ms": self.waited * 1e3,
-            "calls_in_steps": self.in_steps,
-            "detected_by": "both" if self.wrapped and self.debug else "wrapper" if self.wrapped else "sync-debug-mode",
-        }
+def passed_calls():
+    """How many calls on CPU tensors returned at once; asking counts as none."""
+    global _asked
+    number = next(_passed) - _asked
+    _asked += 1
+    return number
 
 
 def install(torch):
-    global _tensor
+    global _tensor, _device_only
     _tensor = torch.Tensor
-    if torch.version.cuda or getattr(torch.version, "hip", None):
-        _keep_ours_first()
-    for name in _COPIES:
-        setattr(_tensor, name, Copy(getattr(_tensor, name), name, name))
+    _device_only = bool(torch.version.cuda or getattr(torch.version, "hip", None))
+    if _device_only:
+        debug_mode.install(torch)
+    for name in _COPIES if _device_only else (*_COPIES, "numpy"):  # numpy() takes CPU tensors only
+        setattr(_tensor, name, Method(getattr(_tensor, name), name, name, _copying))
     for name, shown in _SYNCS.items():
-        setattr(_tensor, name, Sync(getattr(_tensor, name), name, shown))
+        setattr(_tensor, name, Method(getattr(_tensor, name), name, shown, _reading))
+    for name, shown in _CONVERSIONS.items():
+        setattr(_tensor, name, Method(getattr(_tensor, name), name, shown, _reading).run)
     for owner, name in (
         (torch.cuda, "synchronize"),
         (torch.cuda, "empty_cache"),
@@ -189,7 +171,7 @@ def install(torch):
 
 
 def _function(torch, original, shown):
-    place = Method(original, shown, shown)
+    method = Method(original, shown, shown)
 
     def watched(*args, **kwargs):
         if local.call or not W.active:
@@ -202,7 +184,7 @@ def _function(torch, original, shown):
             local.call = 0
         ended = clock()
         try:
-            note_sync(place, torch.cuda.is_initialized(), ended - begun, getframe(1))
+            note_sync(method, torch.cuda.is_initialized(), begun, ended, getframe(1))
         except Exception as error:
             W.failed(shown, error)
         return result
@@ -229,51 +211,32 @@ def is_traced(tensor):
     return found
 
 
-def _entry(table, key, make):
-    entry = table.get(key)
-    if entry is None:
-        if len(table) > 5000:
-            W.note("more than 5000 call sites: the rest is not listed")
-            return None
-        entry = table[key] = make()
-    return entry
-
-
-def _place(frame, cache, function, table, make, *kind):
-    """The entry for the user's line; kept by code object and instruction where the caller is that line itself."""
-    site = state.user_site(frame)
-    if site is None:
-        return None
-    entry = _entry(table, (site, function, *kind), make)
-    if entry is not None and state.kind_of(frame) == state.USER and state.is_kept(frame):
-        cache[(id(frame.f_code), frame.f_lasti, *kind)] = entry
-    return entry
-
-
-def note_copy(method, tensor, result, args, kwargs, spent, frame):
+def note_copy(method, tensor, result, args, kwargs, begun, ended, frame):
+    """True when the call was counted."""
     from_device, to_device = tensor.is_cuda, getattr(result, "is_cuda", False)
     if method.shown == "copy_":
         source = args[0] if args else kwargs.get("src", kwargs.get("other"))
         from_device, to_device = getattr(source, "is_cuda", False), tensor.is_cuda
         tensor = source
     if from_device == to_device:
-        if local.loader or method.shown == "copy_":
-            return
+        if _device_only or local.loader or method.shown == "copy_":
+            return False
         kind = "none"
     else:
         kind = "d2h" if from_device else "h2d"
-        if not _debug_mode:
-            enable_sync_debug_mode()
     if is_traced(tensor):
-        return
+        return False
+    if W.window is not None:
+        local.debug_hits = 0
+        W.window.called(begun, ended)
+        return False
     entry = method.cache.get((id(frame.f_code), frame.f_lasti, kind))
     if entry is None:
-        entry = _place(frame, method.cache, method.shown, W.copies, CopyEntry, kind)
+        entry = place_of(frame, method.cache, method.shown, W.copies, CopyEntry, kind)
         if entry is None:
-            return
+            return False
     W.calls += 1
-    entry.calls += 1
-    entry.waited += spent
+    entry.add(ended - begun)
     if id(tensor) in W.batch_ids:
         entry.from_loader = True
     if kind != "none":
@@ -284,10 +247,8 @@ def note_copy(method, tensor, result, args, kwargs, spent, frame):
             entry.pinned += 1
     if _non_blocking(args, kwargs):
         entry.non_blocking += 1
-    if not entry.pending:
-        W.touched.append(entry)
-    entry.pending += 1
-    W.waits[1] += spent
+    W.waits[1] += ended - begun
+    return True
 
 
 def _non_blocking(args, kwargs):
@@ -299,97 +260,28 @@ def _non_blocking(args, kwargs):
     return False
 
 
-def note_sync(method, on_device, spent, frame, tensor=None):
+def note_sync(method, on_device, begun, ended, frame, tensor=None):
+    """True when the call was counted."""
     if local.loader and not on_device:
-        return  # samplers draw their indices with item() and tolist(): that is the loader's time
+        return False  # samplers draw their indices with item() and tolist(): that is the loader's time
     if tensor is not None and is_traced(tensor):
-        return
+        return False
+    if W.window is not None:
+        local.debug_hits = 0
+        W.window.called(begun, ended)
+        return False
     entry = method.cache.get((id(frame.f_code), frame.f_lasti))
     if entry is None:
-        entry = _place(frame, method.cache, method.shown, W.syncs, SyncEntry)
+        entry = place_of(frame, method.cache, method.shown, W.syncs, SyncEntry)
         if entry is None:
-            return
+            return False
     W.calls += 1
-    entry.calls += 1
     entry.wrapped = True
-    entry.waited += spent
+    entry.add(ended - begun)
     if on_device:
         entry.on_device += 1
         if local.debug_hits:
             local.debug_hits = 0
             entry.debug = True
-    if not entry.pending:
-        W.touched.append(entry)
-    entry.pending += 1
-    W.waits[2] += spent
-
-
-# --- sync debug mode --------------------------------------------------------------------------------------------
-
-
-def enable_sync_debug_mode():
-    """Once CUDA is in use by the script (asking earlier would create a context)."""
-    global _debug_mode
-    torch = W.torch
-    if _debug_mode or torch is None or not torch.cuda.is_initialized():
-        return
-    _debug_mode = True
-    try:
-        local.call += 1
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it tells of itself that it is a prototype
-                torch.cuda.set_sync_debug_mode("warn")
-        finally:
-            local.call -= 1
-        before = warnings.showwarning
-
-        def showwarning(message, category, filename, lineno, file=None, line=None):
-            if MESSAGE not in str(message):
-                return before(message, category, filename, lineno, file, line)
-            try:
-                _debug_warning(sys._getframe(1))
-            except Exception as error:
-                W.failed("sync debug mode", error)
-
-        warnings.showwarning = showwarning
-        _ours_first()
-    except Exception as error:
-        W.failed("sync debug mode", error)
-
-
-def _ours_first():
-    """The script's own filters must neither hide our warnings nor turn them into errors."""
-    if _debug_mode:
-        _filterwarnings("always", message=".*" + MESSAGE)
-
-
-def _keep_ours_first():
-    """Whenever the script sets a filter, ours goes before it again."""
-    for name in ("filterwarnings", "simplefilter", "resetwarnings"):
-        original = getattr(warnings, name)
-
-        def changed(*args, _original=original, **kwargs):
-            _original(*args, **kwargs)
-            _ours_first()
-
-        setattr(warnings, name, functools.wraps(original)(changed))
-
-
-def _debug_warning(frame):
-    if local.call:
-        local.debug_hits += 1  # inside one of our wrappers: that line is noted there
-        return
-    if not W.active:
-        return
-    site = state.user_site(frame)  # warnings.py and _py_warnings.py are standard library: walked past
-    if site is None:
-        return
-    entry = _entry(W.syncs, (site, "sync"), SyncEntry)
-    if entry is not None:
-        entry.calls += 1
-        entry.on_device += 1
-        entry.debug = True
-        if not entry.pending:
-            W.touched.append(entry)
-        entry.pending += 1
+    W.waits[2] += ended - begun
+    return True

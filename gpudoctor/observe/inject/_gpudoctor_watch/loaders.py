@@ -11,6 +11,7 @@ import weakref
 
 from _gpudoctor_watch import state, steps
 from _gpudoctor_watch.settings import describe
+from _gpudoctor_watch.sites import Tally
 from _gpudoctor_watch.state import W, clock, local
 
 MOST_PROBES = 4  # a loader made anew each epoch must not be probed each time
@@ -39,10 +40,11 @@ class Info:
         self.first_batch = None
         self.iterators = self.batches = self.samples = 0
         self.wait = 0.0
+        self.tally = Tally()  # of waiting, by step
         self.batch_bytes = None
         self.asked = None
 
-    def facts(self):
+    def facts(self, begin):
         role = "train" if self.train else "other" if self.batches else "unknown"
         return {
             "site": self.site,
@@ -54,6 +56,7 @@ class Info:
             "batches": self.batches,
             "samples": self.samples,
             "wait_ms": self.wait * 1e3,
+            "steady_wait_ms": self.tally.steady(begin)[1] * 1e3,
             "first_batch_ms": self.first_batch,
             "batch_bytes": self.batch_bytes,
             "fetch_probe": self.probe,
@@ -186,7 +189,7 @@ def _get_iterator(original):
 
 
 def _request(loader, original, what):
-    if not W.active:
+    if not W.active or W.window is not None:
         return original(loader)
     info = None
     try:
@@ -243,6 +246,7 @@ def _waited(info, spent):
     info.wait += spent
     if threading.get_ident() == W.step_thread:
         W.waits[0] += spent
+        info.tally.add(spent)
 
 
 def _prepare(loader, info):
@@ -301,6 +305,11 @@ def _next(original):
         info = self.__dict__.get(_KEY) if W.active else None
         if info is None or local.loader:
             return original(self)
+        if W.window is not None:
+            batch = original(self)
+            if W.source_rank == steps.LOADER:
+                steps.tick(steps.LOADER)
+            return batch
         limit = W.plan["end_loop_after"]
         if limit is not None and self.__dict__[_GIVEN] >= limit:
             raise StopIteration

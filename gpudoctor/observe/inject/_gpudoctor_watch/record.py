@@ -69,7 +69,7 @@ def maybe_write_partial(now):
         return
     write(final=False)
     cost = clock() - now
-    _next_partial = now + max(1.0, 50 * cost)
+    _next_partial = now + max(1.0, 200 * cost)
     parent = W.plan["parent_pid"]
     if parent:
         try:
@@ -82,6 +82,11 @@ def maybe_write_partial(now):
 
 def _at_exit():
     if not W.active or W.stopping or os.getpid() != W.pid:
+        return
+    if W.frozen is not None:
+        if W.window is not None:
+            W.window.close()
+        write(final=True)
         return
     try:
         value = getattr(sys, "last_value", None)
@@ -110,7 +115,7 @@ def write(final):
     if W.torch is None and not W.writes:
         return
     try:
-        raw = json.dumps(_build(final), allow_nan=False)
+        raw = json.dumps(_build(final) if W.frozen is None else _thawed(), allow_nan=False)
     except Exception as error:
         if not final:
             W.failed("partial record", error)
@@ -122,8 +127,21 @@ def write(final):
     os.replace(path + ".part", path)
 
 
+def freeze():
+    """What the record says from now on, while steps that do not count are recorded with the profiler."""
+    W.frozen = _build(final=True)
+    write(final=True)
+
+
+def _thawed():
+    if W.window is None:
+        return W.frozen
+    syncs = [entry.facts(key, W.frozen["steady_from"]) for key, entry in sorted(W.syncs.items())]
+    return {**W.frozen, "syncs": syncs, "window": W.window.facts(), "notes": W.notes}
+
+
 def _build(final):
-    from _gpudoctor_watch import imports, steps
+    from _gpudoctor_watch import cost, imports, sites, steady, steps
 
     torch = W.torch
     rank, world_size = state.ranks()
@@ -143,6 +161,7 @@ def _build(final):
     if W.step_count > len(W.steps):
         W.note(f"only the first {len(W.steps)} steps are kept one by one")
     patched, missed = imports.executed_lines()
+    steady_from = steady.begin([values[0] for values in W.steps], sites.EARLY)
     result = {
         "version": 1,
         "pid": W.pid,
@@ -168,30 +187,32 @@ def _build(final):
         "module_calls": W.module_calls,
         "counts_differ": _differ(sum(batches)),
         "steps": [_step(values) for values in W.steps] if final else [],  # until then they stand in the mapped file
+        "steady_from": steady_from,
         "watched_s": watched,
         "steps_per_s": per_s,
         "batches_per_s": sum(batches) / watched if watched and sum(batches) else None,
         "start_up_s": W.process_age + begun[0] - W.t0 if begun is not None else None,
-        "loaders": [info.facts() for info in W.loaders[:64]],
-        "copies": [entry.facts(key) for key, entry in sorted(W.copies.items())],
-        "syncs": [entry.facts(key) for key, entry in sorted(W.syncs.items())],
+        "loaders": [info.facts(steady_from) for info in W.loaders[:64]],
+        "copies": [entry.facts(key, steady_from) for key, entry in sorted(W.copies.items())],
+        "syncs": [entry.facts(key, steady_from) for key, entry in sorted(W.syncs.items())],
         "patched_lines": patched,
         "patched_missed": missed,
         "writes": sorted(W.writes),
         "compiled": W.compiled,
+        "communication": None,
         "proof": None,
-        "overhead_ms": W.overhead * 1e3,
+        "overhead_ms": cost.total() * 1e3,
+        "window": None,
         "notes": W.notes,
     }
-        "communication": None,
-    if W.plan["proof"] is not None:
-        from _gpudoctor_watch import proof
-
-        result["proof"] = proof.facts(final)
     if W.plan["watch_ranks"]:
         from _gpudoctor_watch import ranks
 
         result["communication"] = ranks.facts()
+    if W.plan["proof"] is not None:
+        from _gpudoctor_watch import proof
+
+        result["proof"] = proof.facts(final)
     return result
 
 
@@ -201,11 +222,11 @@ def _step(values):
         "loader_wait_ms": values[1],
         "copy_wait_ms": values[2],
         "sync_wait_ms": values[3],
+        "communication_ms": values[4],
     }
 
 
 def _device(torch):
-        "communication_ms": values[4],
     try:
         return str(torch.cuda.get_device_name())
     except Exception:

@@ -21,8 +21,9 @@ DEFAULTS = {
     "loader_search": None,
     "end_loop_after": None,
     "proof": None,
-    "guard_writes": "list",
     "watch_ranks": False,
+    "profiler_steps": 0,
+    "guard_writes": "list",
     "write_root": None,
     "command_cwd": None,
     "parent_pid": None,
@@ -92,7 +93,9 @@ class Watch:
         self.patched_lines = {}
         self.writes = []
         self.overhead = 0.0
-        self.calls = 0
+        self.calls = self.warned = 0
+        self.window = None
+        self.frozen = None  # the record as it was when the profiler window began
 
     def note(self, text):
         if len(self.notes) < 50 and text not in self.notes:

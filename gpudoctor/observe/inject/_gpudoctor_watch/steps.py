@@ -219,11 +219,9 @@ def _forget_steps():
     W.step_count = 0
     W.first_step_end = W.last_step_end = None
     W.begin_totals = (0.0, 0.0, 0.0, 0.0)
-    for entry in W.touched:
-        entry.pending = 0
     W.touched.clear()
-    for entry in list(W.copies.values()) + list(W.syncs.values()):
-        entry.in_steps = 0
+    for entry in [*W.copies.values(), *W.syncs.values(), *(info.tally for info in W.loaders)]:
+        entry.forget_steps()
     record.rewind()
 
 
@@ -254,6 +252,10 @@ def tick(rank):
             time.sleep(1)
     if rank < W.source_rank or (W.plan["step_at"] and rank != STEP_AT):
         return
+    if W.window is not None:
+        if W.window.step():
+            stop(W.window.reason)
+        return
     now = clock()
     if rank > W.source_rank:
         if W.source_rank:
@@ -270,18 +272,11 @@ def tick(rank):
         W.steps.append(values)
         record.log_step(values)
     W.begin_totals = totals
-    first = W.step_count == 0
-    W.step_count += 1
     for entry in W.touched:
-        if not first:
-            entry.in_steps += entry.pending
-        entry.pending = 0
+        entry.settle(W.step_count)
     W.touched.clear()
+    W.step_count += 1
     W.last_step_end = now
-    if W.step_count < 4 and W.plan["watch_calls"]:
-        from _gpudoctor_watch import calls
-
-        calls.enable_sync_debug_mode()
     _maybe_stop(rank)
     record.maybe_write_partial(now)
     ended = clock()
@@ -299,14 +294,25 @@ def _maybe_stop(rank):
         return
     limit = plan["steps"]
     if limit is not None and W.step_count >= limit and _may_stop(rank):
-        stop("steps")
-    if plan["max_seconds"] is not None:
+        _over("steps")
+    elif plan["max_seconds"] is not None:
         if _ranks_here() > 1:
             agreed = _agreed_stop()
             if agreed is not None and W.step_count >= agreed:
-                stop("time")
+                _over("time")
         elif state.seconds_since_start() >= plan["max_seconds"]:
-            stop("time")
+            _over("time")
+
+
+def _over(reason):
+    """The watched steps are over: leave, or first record a few more with the profiler."""
+    if W.plan["profiler_steps"] <= 0:
+        stop(reason)
+    from _gpudoctor_watch import window
+
+    _settle(reason)
+    record.freeze()
+    W.window = window.Window(reason, _ranks_here() < 2)
 
 
 def _may_stop(rank):
@@ -346,9 +352,8 @@ def stop(reason):
     """Writes the record and leaves at once: no `finally:`, `except:` or atexit of the user's runs."""
     W.stopping = True
     try:
-        _synchronize()
-        W.last_step_end = clock()
-        W.ended = reason
+        if W.window is None:
+            _settle(reason)
         _wait_for_ranks()
         _flush(sys.stdout)
         _flush(sys.stderr)
@@ -356,6 +361,12 @@ def stop(reason):
         record.mark(f"left-{W.pid}", str(_ranks_here()))
     finally:
         os._exit(0)
+
+
+def _settle(reason):
+    _synchronize()
+    W.last_step_end = clock()
+    W.ended = reason
 
 
 def _flush(stream):

@@ -63,6 +63,32 @@ def edits_of(name: str, text: str) -> list[Edit]:
             make("whole-batch", "if True"),
             make("loader-arguments", "long =", arguments=WORKERS),
         ]  # fmt: skip
+    if name == "logs":
+        return [
+            make("log-every", "print("),
+            make("log-every", 'print("norm"'),
+            make("log-every", "assert not torch.isnan"),
+            make("log-every", "if torch.isnan"),
+            make("collect-device", "losses.append", name="losses"),
+            make("collect-device", 'history["norm"].append', name="history"),
+            make("collect-device", 'history["hits"].append', name="history"),
+            make("device-accumulator", "running_loss +=", name="running_loss"),
+            make("device-accumulator", "correct +=", name="correct"),
+            make("call-argument", "set_to_none", name="zero_grad", arguments={"set_to_none": None}),
+            make("call-argument", "torch.optim.SGD", name="SGD", arguments={"fused": True}),
+        ]
+    if name == "tensors":
+        return [
+            make("pin-copy", "x.to(device), y.to"),
+            make("pin-copy", "a.to(device)"),
+            make("pin-copy", "noise.to(device)"),
+            make("device-accumulator", "total +=", name="total", arguments={"convert": True}),
+            make("call-argument", "AdamW(", name="AdamW", arguments={"fused": True}),
+            make("call-argument", "return DDP", name="DDP", arguments={"find_unused_parameters": None}),
+            make("call-argument", "return DDP", name="DDP", arguments={"gradient_as_bucket_view": True}),
+            make("setting", "import DistributedDataParallel", name="torch.set_float32_matmul_precision"),
+            make("setting", "import DistributedDataParallel", name="torch.backends.cudnn.benchmark"),
+        ]
     starts = [number for number, line in enumerate(text.split("\n"), 1) if "empty_cache" in line]
     return [
         make("non-blocking", "x.cuda()"),
@@ -80,7 +106,7 @@ def patched(name: str) -> tuple[str, Patched]:
     return text, apply_edits(text, edits_of(name, text), file=FILE)
 
 
-@pytest.mark.parametrize("name", ["images", "layout", "sums"])
+@pytest.mark.parametrize("name", ["images", "layout", "sums", "logs", "tensors"])
 def test_fixture(name: str) -> None:
     text, result = patched(name)
     assert result.refused == ()
@@ -106,7 +132,14 @@ def test_again_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "newline", "last_newline"), [("images", "\n", True), ("layout", "\r\n", True), ("sums", "\r\n", False)]
+    ("name", "newline", "last_newline"),
+    [
+        ("images", "\n", True),
+        ("layout", "\r\n", True),
+        ("sums", "\r\n", False),
+        ("logs", "\r\n", True),
+        ("tensors", "\n", False),
+    ],
 )
 def test_patch_applies_with_git_and_patch_and_back(tmp_path: Path, name: str, newline: str, last_newline: bool) -> None:
     text = read(f"{name}.in.py").replace("\n", newline)

@@ -23,7 +23,22 @@ Kind = Literal["float", "int"]
 _COUNTS = {"sum", "count_nonzero", "numel"}
 _COMPARISONS = {"eq", "ne", "gt", "ge", "lt", "le", "eq_", "isclose", "logical_and", "logical_or", "isnan", "isinf"}
 _READ_BACK = re.compile(r"(\w+) = (float|int)\(\1\)|(.+)\[:\] = \[(float|int)\(value\) for value in \3\]")
-_FLOAT_METHODS = {"mean", "float", "double", "half", "bfloat16", "sqrt", "exp", "log", "norm", "std", "var", "softmax"}
+_FLOAT_METHODS = {
+    "mean",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "sqrt",
+    "exp",
+    "log",
+    "norm",
+    "std",
+    "var",
+    "softmax",
+    "clip_grad_norm_",
+    "vector_norm",
+}
 # A captured graph writes its results into the same memory each time, so a value kept for later would change.
 CUDA_GRAPHS = re.compile(
     r"cuda\.graphs?\b|CUDAGraph|make_graphed_callables|cudagraph_mark_step_begin|reduce-overhead|max-autotune(?!-no-cud)"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpudoctor.model import Case, Envelope, Finding, Gain, Gpu, Severity, severity_rank
-from gpudoctor.report import tables
+from gpudoctor.report import tables, trace
 from gpudoctor.report.text import Style, columns, count, pad, ranges, size, trimmed
 
 # Words carry the meaning; colour only repeats it.
@@ -36,6 +36,7 @@ def render_human(envelope: Envelope, style: Style) -> str:
     if envelope.command == "read" or any(item.lines_not_understood or item.truncated for item in envelope.artifacts):
         blocks.append(tables.artifacts(envelope, style))
     blocks += [tables.watched(case.watched, style) for case in cases if case.watched is not None]
+    blocks += [trace.traces(case.traces, style) for case in cases if case.traces]
     blocks.append(tables.measurements(envelope, style))
     blocks.append(finding_lines(envelope.findings, style))
     if envelope.prescription is not None:
@@ -50,7 +51,9 @@ def header(case: Case, style: Style) -> list[str]:
     on_bus = host.gpus_on_bus or 0
     alone = len(case.gpus) == 1
     gpus = [name if alone else f"{many}x {name}" for name, many in names(case.gpus, style)]
-    if not case.gpus:
+    if not case.gpus and case.traces:
+        gpus = [style.text(name) for name in trace.device_names(case)]
+    elif not case.gpus:
         gpus = [f"{count(on_bus, 'NVIDIA GPU')} on the bus, none answers" if on_bus else "no NVIDIA GPU found"]
     parts = [
         style.text(host.hostname) if host.hostname else None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gpudoctor.model import Envelope, Finding, Remedy
-from gpudoctor.report import tables
+from gpudoctor.report import tables, trace
 from gpudoctor.report.human import WORDS, gain_text, header
 from gpudoctor.report.text import Style, printable
 from gpudoctor.report.topo import render_topo
@@ -33,6 +33,8 @@ def render_markdown(envelope: Envelope) -> str:
     for case in cases:
         if case.watched is not None:
             lines += _section("Where the time went", tables.watched(case.watched, _STYLE))
+        if case.traces:
+            lines += _section("Traces", trace.traces(case.traces, _STYLE))
     for case in cases:
         if case.gpus:
             topology = render_topo(case, matrix=False, width=None, unicode=True, color=False)

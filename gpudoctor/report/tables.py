@@ -18,7 +18,8 @@ _VERDICTS = {
     "no verdict": ("no verdict", "dim"),
 }
 _TOLD_SETTINGS = ("bytes", "binding", "backend", "ranks")
-_TOLD_ELSEWHERE = ("loader.", "step.", "tune.", "scaling.")  # in the tables of the watched command and of tune
+_TOLD_ELSEWHERE = ("loader.", "step.", "tune.", "scaling.", "trace.")  # in tables of their own
+_EVENTS = ("kineto-trace", "nsys-sqlite")  # artifacts that are counted in events
 _SITES = 8  # lines of code in the profile before "and n more"
 
 
@@ -28,7 +29,7 @@ def artifacts(envelope: Envelope, style: Style) -> list[str]:
         return []
     rows = []
     for item in envelope.artifacts:
-        notes = [count(item.lines, "line")]
+        notes = [count(item.lines, "event" if item.kind in _EVENTS else "line")]
         if item.lines_not_understood:
             notes.append(f"{item.lines_not_understood} not understood")
         if item.truncated:

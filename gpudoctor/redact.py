@@ -57,6 +57,7 @@ _KEPT: dict[str, set[str]] = {
     "Host": {"hostname", "os", "kernel", "cpu_model", "virtualization", "container", "iommu"},
     "Gpu": {"name", "bdf", "architecture", "compute_capability", "root", "compute_mode", "virtualization", "serial"},
     "PcieHop": {"bdf"},
+    "Acs": {"bdf", "on"},
     "NvLink": {"remote_bdf", "remote_type"},
     "Nic": {"bdf", "root", "state"},
     "Profile": {"name", "figures", "thresholds"},

@@ -127,5 +127,5 @@ def test_too_large_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_identify_by_content_not_by_name() -> None:
     assert identify(TOPO, "case.json") == "nvidia-smi-topo"
     assert identify(codec.encode(CASE), "topo.txt") == "case"
-    assert identify(json.dumps({"nvbandwidth": {}}), "x.json") == "unknown"
+    assert identify(json.dumps({"nvbandwidth": {}}), "x.json") == "nvbandwidth-json"
     assert identify("{broken", "my-case.json") == "case"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpudoctor.model.facts import Conflict, Gap, Gpu, Host, Limits, Nic, NumaNode, Pair, Software, Source
+from gpudoctor.model.facts import Acs, Conflict, Gap, Gpu, Host, Limits, Nic, NumaNode, Pair, Software, Source
+from gpudoctor.model.loader import LoaderStudy
 from gpudoctor.model.measurement import Measurement
 from gpudoctor.model.source import SourceFacts
 from gpudoctor.model.trace import TraceFacts
@@ -40,9 +41,11 @@ class Case:
     pairs: tuple[Pair, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
     nics: tuple[Nic, ...] = ()
+    acs: tuple[Acs, ...] = ()  # of the bridges whose configuration could be read
     software: Software = field(default_factory=Software)
     limits: Limits = field(default_factory=Limits)
     watched: Watched | None = None
+    loader: LoaderStudy | None = None
     source: SourceFacts | None = None
     traces: tuple[TraceFacts, ...] = ()  # of one job, sorted by rank
     measurements: tuple[Measurement, ...] = ()

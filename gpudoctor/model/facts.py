@@ -92,6 +92,17 @@ class PcieHop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Acs:
+    """Access Control Services of one bridge: which of its controls are switched on (lspci's words, such as ReqRedir).
+
+    `bdf` is None where the text names no device (`lspci -vvv | grep ACSCtl`).
+    """
+
+    bdf: str | None = None
+    on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink:
     link: int
     active: bool | None = None
@@ -113,6 +124,7 @@ class Gpu:
     """One GPU. `index` is nvidia-smi's (bus order); devices are joined on `bdf` or `uuid`, never on `index`."""
 
     index: int
+    cuda_index: int | None = None  # its place in CUDA's order, where a CUDA program told; may differ from `index`
     name: str | None = None
     bdf: str | None = None  # lower case, 4-digit domain: 0000:3b:00.0
     uuid: str | None = None

@@ -10,8 +10,9 @@ from typing import BinaryIO, TextIO
 
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Artifact, Case
-from gpudoctor.read import case, kineto, smi_topo, traces
+from gpudoctor.read import case, kineto, smi_topo, texts, traces
 from gpudoctor.read.files import load, one_line
+from gpudoctor.read.parts import Part, merge_parts
 from gpudoctor.read.sniff import UNDERSTOOD, identify
 
 __all__ = ["ReadResult", "identify", "read_artifacts"]
@@ -32,11 +33,13 @@ class ReadResult:
 def read_artifacts(paths: Sequence[str], stdin: TextIO | BinaryIO | None = None) -> ReadResult:
     """Read files ("-" is `stdin`), and the files of folders, of any kind that gpudoctor understands.
 
-    Topology texts of one machine (same GPUs and NICs, no contradiction) become one Case, and so do the traces of one
-    job; everything else stays apart, in the order of the inputs, the traces last. Never raises for a bad input: it
+    Texts of one machine (same GPUs, no contradiction) become one Case, and so do the traces of one job; Cases of
+    gpudoctor stay apart and come first, the traces last. Never raises for a bad input: it
     becomes a line in `errors`. In a folder, files of unknown kinds are listed and passed over.
     """
-    found: list[Case | smi_topo.Topology] = []
+    cases: list[Case] = []
+    topologies: list[smi_topo.Topology] = []
+    parts: list[Part] = []
     artifacts: list[Artifact] = []
     errors: list[str] = []
     trace_files: list[Path] = []
@@ -64,15 +67,18 @@ def read_artifacts(paths: Sequence[str], stdin: TextIO | BinaryIO | None = None)
         lines, not_understood, truncated = text.count("\n") + (not text.endswith("\n")), 0, False
         if kind == case.KIND:
             try:
-                found += case.read_cases(text, one_line(name))
+                cases += case.read_cases(text, one_line(name))
             except GpudoctorError as error:
                 errors.append(str(error))
                 not_understood = lines
         elif kind == smi_topo.KIND:
-            topologies, lines, not_understood = smi_topo.read_topologies(text, name)
-            truncated = any(topology.truncated for topology in topologies)
-            for topology in topologies:
-                _add(found, topology)
+            seen, lines, not_understood = smi_topo.read_topologies(text, name)
+            truncated = any(topology.truncated for topology in seen)
+            for topology in seen:
+                _add(topologies, topology)
+        elif (read := texts.read(kind, text, name)) is not None:
+            parts += read.parts
+            lines, not_understood, truncated = read.lines, read.not_understood, read.truncated
         else:
             if path not in inside:
                 errors.append(f"cannot tell what {one_line(name)} is: understood are {UNDERSTOOD}")
@@ -80,12 +86,12 @@ def read_artifacts(paths: Sequence[str], stdin: TextIO | BinaryIO | None = None)
         artifacts.append(
             Artifact(file=name, kind=kind, lines=lines, lines_not_understood=not_understood, truncated=truncated)
         )
-    cases = [item if isinstance(item, Case) else smi_topo.build_case(item) for item in found]
+    cases += merge_parts([*(_part(topology) for topology in topologies), *parts])
     if trace_files or trace_stdin is not None:
-        read = traces.read_traces(trace_files, trace_stdin)
-        cases += [traces.trace_case(job) for job in read.jobs]
-        artifacts += read.artifacts
-        errors += read.errors
+        jobs = traces.read_traces(trace_files, trace_stdin)
+        cases += [traces.trace_case(job) for job in jobs.jobs]
+        artifacts += jobs.artifacts
+        errors += jobs.errors
     return ReadResult(cases=tuple(cases), artifacts=tuple(artifacts), errors=tuple(errors))
 
 
@@ -115,10 +121,14 @@ def _is_listed(file: Path) -> bool:
     return file.is_file() and not file.name.startswith(".")
 
 
-def _add(found: list[Case | smi_topo.Topology], topology: smi_topo.Topology) -> None:
+def _add(found: list[smi_topo.Topology], topology: smi_topo.Topology) -> None:
     """Merge a topology into the first one that may be of the same machine, or keep it apart."""
     for place, known in enumerate(found):
-        if isinstance(known, smi_topo.Topology) and smi_topo.same_machine(known, topology):
+        if smi_topo.same_machine(known, topology):
             found[place] = smi_topo.merge(known, topology)
             return
     found.append(topology)
+
+
+def _part(topology: smi_topo.Topology) -> Part:
+    return Part(case=smi_topo.build_case(topology), complete=not topology.truncated, matrix=True)

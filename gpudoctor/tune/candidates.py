@@ -16,8 +16,6 @@ from gpudoctor.tune.search import Group
 
 # What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
 POINTLESS_WAIT = 0.02
-# The order in which mechanisms are tried: what feeds the loop first, since a wait for the loader hides everything else.
-MECHANISMS = ("fetch", "loader", "sync")
 
 
 def candidates(
@@ -46,20 +44,36 @@ def candidates(
         return uses.safe, uses.reason
 
     tried, advice = [], []
-    for change in proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe):
+    proposed = proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe, allow=allow)
+    for change in proposed:
         if not change.edits:
             advice.append(change)
         elif change.change_class not in allow:
             advice.append(dataclasses.replace(change, reason=f"not tried: needs --allow {change.change_class}"))
+        elif missing := [other for other in proposed if other.id in change.needs and other.change_class not in allow]:
+            why = (
+                f"not tried: it pays only together with {missing[0].id}, which needs --allow {missing[0].change_class}"
+            )
+            advice.append(dataclasses.replace(change, reason=why))
         else:
             tried.append(change)
     loader = _busiest_loader(case)
     groups = []
-    for mechanism in MECHANISMS:
-        members = [change for change in tried if change.mechanism == mechanism]
+    for mechanism in proposing.MECHANISMS:
+        members = [change for change in with_the_stall(tried) if change.mechanism == mechanism]
         if members:
             groups.append(_group(mechanism, members, case, loader))
     return groups, tuple(advice), notes
+
+
+def with_the_stall(changes: Sequence[Change]) -> list[Change]:
+    """Copies that wait keep the whole stall that the other waits of a loop make, and before those are gone they hide
+    behind them: tried earlier, pinning would seem to add nothing. So it joins the other waits, where there are any."""
+    if not any(change.mechanism == "sync" for change in changes):
+        return list(changes)
+    split = [part for change in changes for part in _split(change)]
+    joins = {part.id for part in split if _touches(part, {"pin_memory"}) or _moves(part)}
+    return [dataclasses.replace(part, mechanism="sync") if part.id in joins else part for part in split]
 
 
 def _sites(case: Case) -> Iterable[str]:

@@ -1,0 +1,80 @@
+"""Which changes are tried together, and which only told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_prescribe_waits as waits
+from test_prescribe_changes import CASE, COPIES, LOADER
+
+from gpudoctor.model import Change, Edit, Watched, WatchRecord
+from gpudoctor.tune.candidates import candidates, with_the_stall
+from gpudoctor.tune.runner import CommandRunner
+from gpudoctor.tune.sandbox import Sandbox
+from gpudoctor.tune.search import Group
+
+
+def groups(tmp_path: Path, text: str, *allow: Any, **values: Any) -> tuple[list[Group], tuple[Change, ...]]:
+    (tmp_path / waits.FILE).write_text(text)
+    record = WatchRecord(pid=1, watched_s=10.0, cuda=True, device="cuda:0", optimizer_steps=100, **values)
+    case = dataclasses.replace(CASE, watched=Watched(command=("python",), cwd=str(tmp_path), records=(record,)))
+    runner = CommandRunner(
+        ("python", waits.FILE), cwd=tmp_path, sandbox=Sandbox(root=tmp_path, own=None, reason="no run"), deadline=1.0,
+        step_at=None, guard_writes=True, on_trial=lambda _: None,
+    )  # fmt: skip
+    found, advice, notes = candidates(case, runner, select=(), ignore=(), allow=frozenset(allow))
+    assert notes == []
+    return found, advice
+
+
+def test_one_group_takes_all_waits_of_the_loop(tmp_path: Path) -> None:
+    copies = (waits.copy(waits.MADE, "x.to(device)"),)
+    (group,), advice = groups(tmp_path, waits.MADE, "exact", "logging", syncs=waits.MADE_SYNCS, copies=copies)
+    assert group.mechanism == "sync"
+    assert len(group.options) == 1
+    assert [len(unit) for unit in group.units] == [1] * 5  # each can be dropped on its own
+    assert advice == ()
+
+
+def test_what_pays_only_with_logging_is_told_without_it(tmp_path: Path) -> None:
+    found, advice = groups(tmp_path, waits.SHOWN, "exact", "stochastic", syncs=waits.SHOWN_SYNCS)
+    assert found == []
+    log, *sums = advice
+    assert log.reason == "not tried: needs --allow logging"
+    assert {change.reason for change in sums} == {
+        f"not tried: it pays only together with {log.id}, which needs --allow logging"
+    }
+    assert len(sums) == 2
+    (group,), advice = groups(tmp_path, waits.SHOWN, "exact", "logging", syncs=waits.SHOWN_SYNCS)
+    assert (len(group.options[0]), advice) == (3, ())
+
+
+def test_pinning_joins_the_other_waits() -> None:
+    loader = Change(
+        id="C1", rule="LDR001", site=LOADER.site, mechanism="loader", title="t", change_class="exact",
+        edits=(Edit(kind="loader-arguments", site=LOADER.site, arguments={"num_workers": 2, "pin_memory": True}),),
+    )  # fmt: skip
+    copies = Change(
+        id="C2", rule="CPY001", site=COPIES[0].site, mechanism="loader", title="t", change_class="exact",
+        edits=(Edit(kind="non-blocking", site=COPIES[0].site),),
+    )  # fmt: skip
+    drop = Change(
+        id="C3", rule="SYN006", site="train.py:9", mechanism="sync", title="t", change_class="exact",
+        edits=(Edit(kind="drop-call", site="train.py:9"),),
+    )  # fmt: skip
+    assert with_the_stall([loader, copies]) == [loader, copies]
+    assert [(each.id, each.mechanism) for each in with_the_stall([loader, copies, drop])] == [
+        ("C1.1", "loader"), ("C1.2", "sync"), ("C2", "sync"), ("C3", "sync"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("allow", [("exact",), ("exact", "numerics")])
+def test_numerics_are_offered_only_when_allowed(tmp_path: Path, allow: tuple[str, ...]) -> None:
+    found, advice = groups(
+        tmp_path, waits.MADE, *allow, syncs=waits.MADE_SYNCS[1:2], torch="2.11.0", argv=(waits.FILE,)
+    )
+    assert [group.mechanism for group in found] == (["sync", "optimizer"] if "numerics" in allow else ["sync"])
+    assert advice == ()

@@ -1,4 +1,4 @@
-"""Whether a changed script still computes the same: parameters, delivered batches, rows, exit code, console output.
+"""Whether a changed script still computes the same: parameters, batches, rows, files, exit code, console output.
 
 Proof runs are apart from timing: observe forces seeds and deterministic algorithms and hashes what the loop sees.
 What two runs of the unchanged command do not agree on cannot be asked of the changed one.
@@ -6,7 +6,7 @@ What two runs of the unchanged command do not agree on cannot be asked of the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpudoctor.model import ChangeClass, Proof, ProofResult, Watched, WatchRecord
@@ -16,10 +16,12 @@ Item = tuple[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One proof run: what was watched, and the lines that the command printed."""
+    """One proof run: what was watched, the lines that the command printed, and the checksum of each file that it
+    wrote; None where it was stopped before its end."""
 
     watched: Watched
     output: tuple[str, ...]
+    files: Mapping[str, str] | None = None
 
 
 def prove(
@@ -33,7 +35,7 @@ def prove(
     exact = change_class == "exact"
     base, changed = _items(baseline, exact=exact), _items(candidate, exact=exact)
     compared = tuple(name for name, value in base.items() if value is not None)
-    if not any(base.get(name) for name in ("parameters", "batches", "rows", "console output")):
+    if not any(base.get(name) for name in ("parameters", "batches", "rows", "console output", "written files")):
         return ProofResult(
             verdict="not provable", reason="the command has no optimizer, no loader and no output to compare"
         )
@@ -57,9 +59,11 @@ def prove(
         unstable.discard("console output")  # clock readings differ from run to run, every other line is the same
         differing.remove("console output")
     wrong = [name for name in differing if name not in unstable]
+    if "written files" in unstable and wrong_file(baseline, candidate, second) is not None:
+        wrong.append("written files")
     if wrong:
         return ProofResult(
-            verdict="different", compared=compared, reason=_describe(wrong[0], baseline.watched, candidate.watched)
+            verdict="different", compared=compared, reason=_describe(wrong[0], baseline, candidate, second)
         )
     if unstable:
         names = ", ".join(sorted(unstable))
@@ -97,6 +101,7 @@ def _items(run: Run, *, exact: bool) -> dict[str, object]:
             "batches": _gather(proof.batches if proof else () for proof in proofs),
             "parameters": _gather((proof.parameters,) if proof and proof.parameters else () for proof in proofs),
             "console output": run.output or None,
+            "written files": tuple(sorted((run.files or {}).items())) or None,
         }
     return items
 
@@ -123,12 +128,27 @@ def _lines_agree(first: Sequence[str], second: Sequence[str], candidate: Sequenc
     return all(a == c for a, b, c in zip(first, second, candidate, strict=True) if a == b)
 
 
-def _describe(name: str, baseline: Watched, candidate: Watched) -> str:
+def wrong_file(baseline: Run, candidate: Run, second: Run) -> str | None:
+    """The first file on which two runs of the unchanged command agree and the changed one does not.
+
+    Where not even the names repeat themselves (folders named by the clock), further files say nothing.
+    """
+    first, again, changed = baseline.files or {}, second.files or {}, candidate.files or {}
+    names = first.keys() & again.keys()
+    if first.keys() == again.keys():
+        names |= changed.keys()
+    return next((name for name in sorted(names) if first.get(name) == again.get(name) != changed.get(name)), None)
+
+
+def _describe(name: str, baseline_run: Run, candidate_run: Run, again: Run) -> str:
+    baseline, candidate = baseline_run.watched, candidate_run.watched
     first, second = training_records(baseline)[:1], training_records(candidate)[:1]
     if name == "exit code":
         error = next((record.exception for record in candidate.records if record.exception), None)
         detail = error or (candidate.stderr_tail.strip().splitlines() or ["no message"])[-1]
         return f"the changed command ended with exit code {candidate.exit_code}: {detail}"
+    if name == "written files":
+        return f"the written file {wrong_file(baseline_run, candidate_run, again)} is another than before"
     if first and second and name in ("batches counted", "optimizer steps"):
         attribute = "batches" if name == "batches counted" else "optimizer_steps_all"
         return f"{name}: {getattr(first[0], attribute)} before, {getattr(second[0], attribute)} after"

@@ -15,7 +15,7 @@ from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Change, PatchedSource, ProofPlan, Trial, Watched, WatchPlan, WatchRecord
 from gpudoctor.prescribe import patch
 from gpudoctor.tune import proof as proving
-from gpudoctor.tune.sandbox import Sandbox
+from gpudoctor.tune.sandbox import Sandbox, checksums, read_written
 from gpudoctor.tune.search import Purpose, label
 
 # A trial that takes this many times as long as expected hangs or is hopeless.
@@ -158,16 +158,33 @@ class CommandRunner:
 
     def watch(self, plan: WatchPlan, *, deadline_s: float) -> tuple[Watched, tuple[str, ...]]:
         """Run the command once in the sandbox; returns what was watched and the lines it printed."""
+        watched, lines, _ = self._watch(plan, deadline_s, list_written=False)
+        return watched, lines
+
+    def watch_to_its_end(
+        self, plan: WatchPlan, *, deadline_s: float
+    ) -> tuple[Watched, tuple[str, ...], dict[str, str] | None]:
+        """As `watch`, and a checksum of each file written below the working directory, where the command ended by
+        itself; None when it did not, or files could not be listed."""
+        return self._watch(plan, deadline_s, list_written=True)
+
+    def _watch(
+        self, plan: WatchPlan, deadline_s: float, *, list_written: bool
+    ) -> tuple[Watched, tuple[str, ...], dict[str, str] | None]:
         with tempfile.TemporaryDirectory(prefix="gpudoctor-run-") as folder:
             records, output = Path(folder) / "records", Path(folder) / "output"
             records.mkdir()
             plan = dataclasses.replace(plan, record_dir=str(records))
-            command = self.sandbox.wrap(self.command, Path(folder))
+            command = self.sandbox.wrap(self.command, Path(folder), list_written=list_written)
             watched = observe.watch(command, plan, cwd=self.cwd, deadline_s=max(1.0, deadline_s), output=output)
             lines = tuple(output.read_text(errors="replace").splitlines()) if output.exists() else ()
+            files = None
+            if list_written and watched.stopped == "exit":
+                written = read_written(Path(folder))
+                files = written if self.sandbox.own is not None else checksums(self.cwd, watched.writes)
         if watched.stopped == "interrupted":
             raise Interrupted
-        return dataclasses.replace(watched, command=tuple(self.command)), lines
+        return dataclasses.replace(watched, command=tuple(self.command)), lines, files
 
 
 def judge(watched: Watched, *, changed: bool) -> tuple[float | None, str, str | None]:

@@ -6,6 +6,7 @@ does not allow this (no unshare, no right to mount), trials fall back on the wri
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -25,8 +26,21 @@ mount -t overlay overlay -o "lowerdir=$root,upperdir=$own/upper,workdir=$own/wor
 mkdir -p "$keep"
 mount --bind "$own/keep" "$keep"
 cd "$root"
-exec "$@"
 """
+_RUN = """exec "$@"
+"""
+# After the command: a checksum for each file that it left in the overlay, and the names of those that it removed.
+# Compiled modules are Python's own.
+_RUN_AND_LIST = """set +e
+"$@"
+code=$?
+cd "$own/upper" || exit $code
+{ find . -name __pycache__ -prune -o -type f -exec sha256sum -z {} + &&
+  find . -type c -printf 'removed  %p\\0'; } >"$own/keep/written.part" &&
+  mv "$own/keep/written.part" "$own/keep/written"
+exit $code
+"""
+WRITTEN = "written"
 _PROBE_TIMEOUT_S = 10
 
 
@@ -39,13 +53,17 @@ class Sandbox:
     reason: str | None  # why there is no overlay, None when there is one
     user_namespace: bool = False
 
-    def wrap(self, command: Sequence[str], keep: Path) -> list[str]:
-        """The command inside the namespace; unchanged when there is no overlay. `keep` stays writable outside."""
+    def wrap(self, command: Sequence[str], keep: Path, *, list_written: bool = False) -> list[str]:
+        """The command inside the namespace; unchanged when there is no overlay. `keep` stays writable outside.
+
+        list_written: when the command has ended by itself, keep/written tells what it wrote (see read_written).
+        """
         if self.own is None:
             return list(command)
         flags = ["--user", "--map-root-user"] if self.user_namespace else []
-        head = ["unshare", *flags, "--mount", "--propagation", "private", "sh", "-c", _SCRIPT, "gpudoctor-sandbox"]
-        return [*head, str(self.root), str(self.own), str(keep), *command]
+        head = ["unshare", *flags, "--mount", "--propagation", "private", "sh"]
+        script = _SCRIPT + (_RUN_AND_LIST if list_written else _RUN)
+        return [*head, "-c", script, "gpudoctor-sandbox", str(self.root), str(self.own), str(keep), *command]
 
     def close(self) -> None:
         """Remove the (empty) mount point."""
@@ -68,6 +86,35 @@ def open_sandbox(root: Path) -> Sandbox:
         reason = outcome
     own.rmdir()
     return Sandbox(root, None, reason)
+
+
+def read_written(keep: Path) -> dict[str, str] | None:
+    """Checksum (SHA-256) by path relative to the root of each file that the command left, "removed" for those that it
+    took away; None when it was not told."""
+    try:
+        raw = (keep / WRITTEN).read_bytes()
+    except OSError:
+        return None
+    found = {}
+    for entry in raw.decode("utf-8", "surrogateescape").split("\0"):
+        checksum, separator, name = entry.partition("  ")
+        if separator:
+            found[name.removeprefix("./")] = checksum
+    return found
+
+
+def checksums(root: Path, names: Sequence[str]) -> dict[str, str]:
+    """The same for files that were written without an overlay; a file that is not there any more is "removed"."""
+    found = {}
+    for name in names:
+        try:
+            with (root / name).open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except IsADirectoryError:
+            continue
+        except OSError:
+            found[name] = "removed"
+    return found
 
 
 def _obstacle(root: Path) -> str | None:

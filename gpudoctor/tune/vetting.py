@@ -97,8 +97,12 @@ class Vetting:
             changes, steps=None if natural else self.runner.steps, watch_calls=False, proof=ProofPlan(seed=0)
         )
         patience = min(left + GRACE_S, PATIENCE * self.runner.baseline_s + GRACE_S)
-        watched, output = self.runner.watch(plan, deadline_s=patience)
-        return None if watched.stopped == "deadline" else Run(watched=watched, output=output)
+        files = None
+        if natural:  # files of a command that is stopped midway are cut where its buffers happen to end
+            watched, output, files = self.runner.watch_to_its_end(plan, deadline_s=patience)
+        else:
+            watched, output = self.runner.watch(plan, deadline_s=patience)
+        return None if watched.stopped == "deadline" else Run(watched=watched, output=output, files=files)
 
     def _past_the_loop(self, changes: Sequence[Change]) -> str | None:
         """None when the changed command runs to its end with shortened loaders; else why it is not known to."""

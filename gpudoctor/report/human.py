@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpudoctor.model import Case, Envelope, Finding, Gain, Gpu, Severity, severity_rank
-from gpudoctor.report import tables, trace
+from gpudoctor.report import tables, trace, watched
 from gpudoctor.report.text import Style, columns, count, pad, ranges, size, trimmed
 
 # Words carry the meaning; colour only repeats it.
@@ -35,8 +35,10 @@ def render_human(envelope: Envelope, style: Style) -> str:
     blocks.append([line for case in cases for line in header(case, style)])
     if envelope.command == "read" or any(item.lines_not_understood or item.truncated for item in envelope.artifacts):
         blocks.append(tables.artifacts(envelope, style))
-    blocks += [tables.watched(case.watched, style) for case in cases if case.watched is not None]
-    blocks += [trace.traces(case.traces, style) for case in cases if case.traces]
+    blocks += [watched.watched(case, style) for case in cases if case.watched is not None]
+    # The trace of a profiler window is told with the steps that were watched before it.
+    told = style.verbose <= 0
+    blocks += [trace.traces(case.traces, style) for case in cases if case.traces and not (case.watched and told)]
     blocks.append(tables.measurements(envelope, style))
     blocks.append(finding_lines(envelope.findings, style))
     if envelope.prescription is not None:

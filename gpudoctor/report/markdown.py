@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gpudoctor.model import Envelope, Finding, Remedy
-from gpudoctor.report import tables, trace
+from gpudoctor.report import tables, trace, watched
 from gpudoctor.report.human import WORDS, gain_text, header
 from gpudoctor.report.text import Style, printable
 from gpudoctor.report.topo import render_topo
@@ -32,8 +32,8 @@ def render_markdown(envelope: Envelope) -> str:
     lines += _section("Measurements", tables.measurements(envelope, _STYLE))
     for case in cases:
         if case.watched is not None:
-            lines += _section("Where the time went", tables.watched(case.watched, _STYLE))
-        if case.traces:
+            lines += _section("Where the time went", watched.watched(case, _STYLE))
+        if case.traces and case.watched is None:
             lines += _section("Traces", trace.traces(case.traces, _STYLE))
     for case in cases:
         if case.gpus:

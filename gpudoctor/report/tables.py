@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 
-from gpudoctor.model import Change, Envelope, Measurement, Prescription, Setting, Trial, Watched, WatchRecord
+from gpudoctor.model import Change, Envelope, Measurement, Prescription, Setting, Trial
 from gpudoctor.report.scaling import scaling
 from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size, trimmed
 
@@ -145,102 +145,6 @@ def _subject(envelope: Envelope, subject: str, style: Style) -> list[str | None]
             parts.append("clocks held by " + ", ".join(style.text(reason) for reason in gpu.throttle_reasons))
         break
     return parts
-
-
-def watched(item: Watched, style: Style) -> list[str]:
-    """Where the step time went, and which lines waited; one block for each process that made steps."""
-    lines = style.fold("watched: " + " ".join(style.text(part) for part in item.command), rest="  ")
-    for record in item.records:
-        lines += _record(record, style, several=len(item.records) > 1)
-    if not item.records:
-        lines.append("  no step was seen")
-    return lines
-
-
-def _record(record: WatchRecord, style: Style, *, several: bool) -> list[str]:
-    steps = record.steps
-    rate = record.batches_per_s if record.counts_differ else record.steps_per_s
-    unit = "batches/s" if record.counts_differ else "steps/s"
-    parts = [
-        f"rank {record.rank}" if several and record.rank is not None else None,
-        count(len(steps), "step") + (f" in {number(record.watched_s)} s" if record.watched_s else ""),
-        f"{number(rate)} {unit}" if rate is not None else None,
-        f"median step {number(median(step.wall_ms for step in steps))} ms" if steps else None,
-        style.text(record.device) if record.device else None,
-    ]
-    lines = style.fold(style.joined(parts), first="  ", rest="    ")
-    if record.counts_differ:
-        lines += style.fold(
-            f"counts differ: {record.optimizer_steps} optimizer steps, {record.batches} batches,"
-            f" {record.backwards} backward calls (--step-at FILE:LINE decides)",
-            first="  ",
-            rest="    ",
-        )
-    if steps:
-        lines += _breakdown(record, style)
-    lines += _sites(record, style)
-    for loader in record.loaders:
-        if loader.role == "train" or (style.verbose > 0 and loader.batches):
-            details = [
-                f"{style.text(loader.site)}",
-                style.text(loader.loader_class),
-                f"num_workers {loader.num_workers}",
-                f"batch {loader.batch_size}" if loader.batch_size is not None else None,
-                f"pin_memory {'on' if loader.pin_memory else 'off'}",
-                f"{size(loader.batch_bytes)} a batch" if loader.batch_bytes else None,
-            ]
-            lines += style.fold("loader " + style.joined(details), first="  ", rest="    ")
-    for note in record.notes:
-        lines += style.fold(style.text(note), first="  note: ", rest="    ")
-    return lines
-
-
-def _breakdown(record: WatchRecord, style: Style) -> list[str]:
-    total = fmean(step.wall_ms for step in record.steps)
-    waits = {
-        "waiting for the loader": fmean(step.loader_wait_ms for step in record.steps),
-        "waiting for copies": fmean(step.copy_wait_ms for step in record.steps),
-        "waiting for the GPU": fmean(step.sync_wait_ms for step in record.steps),
-    }
-    waits["the rest"] = max(0.0, total - sum(waits.values()))
-    rows = []
-    for name, value in waits.items():
-        share = value / total if total else 0.0
-        rows.append((name, f"{number(value)} ms/step", f"{share:.0%}", style.glyph("block") * round(24 * share)))
-    return style.table(rows, right=(1, 2), indent="  ")
-
-
-def _sites(record: WatchRecord, style: Style) -> list[str]:
-    steps = len(record.steps) or 1
-    found: list[tuple[float, tuple[str, str, str]]] = []
-    for sync in record.syncs:
-        if sync.calls_in_steps:
-            detail = count(sync.calls_in_steps, "call") + ("" if sync.on_device else " on CPU tensors")
-            found.append((sync.waited_ms, (style.text(sync.site), style.text(sync.function) + "()", detail)))
-    for copy in record.copies:
-        if copy.calls_in_steps and copy.kind != "none":
-            kind = {"h2d": "to the GPU", "d2h": "to the host"}[copy.kind]
-            traits = [
-                count(copy.calls_in_steps, "call"),
-                f"{size(copy.bytes / max(1, copy.calls))} each" if copy.bytes else None,
-                "pinned" if copy.pinned == copy.calls else "not pinned" if not copy.pinned else "partly pinned",
-                "non_blocking" if copy.non_blocking == copy.calls else None,
-            ]
-            text = ", ".join(trait for trait in traits if trait)
-            found.append((copy.waited_ms, (style.text(copy.site), f"{style.text(copy.function)}() {kind}", text)))
-    found.sort(key=lambda entry: -entry[0])
-    shown = found if style.verbose > 0 else found[:_SITES]
-    rows = [(site, what, f"{number(waited / steps)} ms/step", detail) for waited, (site, what, detail) in shown]
-    lines = style.table(rows, right=(2,), indent="    ")
-    if style.width is not None and any(columns(line) > style.width for line in lines):
-        lines = []
-        for site, what, waited, detail in rows:
-            lines += style.fold(f"{site}  {what}  {waited}, {detail}", first="    ", rest="      ")
-    if lines:
-        lines.insert(0, "  waits by line")
-    if len(shown) < len(found):
-        lines.append(f"    and {len(found) - len(shown)} more (-v)")
-    return lines
 
 
 def prescription(envelope: Envelope, style: Style) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gpudoctor import observe
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Case, WatchPlan
+from gpudoctor.model import Case, TraceFacts, Watched, WatchPlan, WatchRecord
+from gpudoctor.read.traces import read_traces
 from gpudoctor.tune import watched
 from gpudoctor.tune.proof import training_records
 from gpudoctor.tune.runner import failure
@@ -18,6 +19,9 @@ from gpudoctor.tune.sandbox import open_sandbox
 
 # Importing a framework and reading the data before the first step may take this long beyond the budget.
 START_UP_ALLOWANCE_S = 120.0
+# Steps recorded with torch.profiler once the watched ones are over, where there is a GPU; and the time they may take.
+PROFILED_STEPS = 3
+PROFILED_ALLOWANCE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +46,11 @@ def profile(
 ) -> Profiled:
     """Watch the command for `steps` steps or `budget_s` seconds; what it writes below `cwd` goes into an overlay.
 
+    On a machine with a GPU a few more steps are recorded with torch.profiler afterwards.
+
     Raises GpudoctorError when no step is ever seen.
     """
+    profiled = PROFILED_STEPS if any(not gpu.lost for gpu in machine.gpus) else 0
     sandbox = open_sandbox(cwd)
     try:
         with tempfile.TemporaryDirectory(prefix="gpudoctor-run-") as folder:
@@ -56,20 +63,25 @@ def profile(
                 step_at=step_at,
                 probe_fetch=True,
                 write_root=str(cwd),
+                profiler_steps=profiled,
             )
             seen = observe.watch(
                 sandbox.wrap(command, Path(folder)),
                 plan,
                 cwd=cwd,
-                deadline_s=budget_s + START_UP_ALLOWANCE_S,
+                deadline_s=budget_s + START_UP_ALLOWANCE_S + (PROFILED_ALLOWANCE_S if profiled else 0.0),
                 on_progress=on_progress,
             )
+            traces = _traces(seen, records)
     finally:
         sandbox.close()
     seen = dataclasses.replace(seen, command=tuple(command))
+    seen, shown = watched.judged(seen, traces)
     problem = failure(seen)
     stopped = seen.stopped == "interrupted"
     counted = [record for record in training_records(seen) if record.steps or record.batches]
+    if counted and all(record.ended in ("steps", "time") for record in counted):
+        problem = None  # what happened to it afterwards, under the profiler, is no fault of the command
     if not counted and not stopped:
         raise no_step(problem)
     notes = []
@@ -79,10 +91,50 @@ def profile(
     written = sorted({path for record in seen.records for path in record.writes})
     if written and sandbox.own is None:
         notes.append(f"the command wrote {', '.join(written[:5])}")
-    numbers = watched.measurements(seen)
-    case = dataclasses.replace(machine, watched=seen, measurements=(*machine.measurements, *numbers))
+    notes += _told_once(counted, profiled)
+    numbers = watched.measurements(seen, traces)
+    case = dataclasses.replace(
+        machine,
+        watched=seen,
+        traces=shown,
+        measurements=(*machine.measurements, *numbers),
+    )
     error = None if problem is None else f"the command failed: {problem}; the result holds what was seen until then"
     return Profiled(case=case, notes=tuple(notes), error=error, interrupted=stopped)
+
+
+def _traces(seen: Watched, folder: Path) -> dict[int, TraceFacts]:
+    """What the profiler windows show, by process id; a trace that cannot be read is as none."""
+    files = {record.window.trace: record for record in seen.records if record.window and record.window.trace}
+    found: dict[int, TraceFacts] = {}
+    for job in read_traces([folder / name for name in files]).jobs:
+        for facts in job:
+            record = files[Path(facts.file).name]
+            rank = record.rank if record.rank is not None else len(found)
+            found[record.pid] = dataclasses.replace(
+                facts,
+                file=f"profiler window of rank {rank}",
+                rank=rank,
+                verdict="",  # that is the record's
+            )
+    return found
+
+
+def _told_once(counted: list[WatchRecord], profiled: int) -> list[str]:
+    """Notes about warm-up and the profiler window, which ranks have in common."""
+    notes = []
+    if any(len(record.steps) >= 8 and record.steady_from >= len(record.steps) // 2 for record in counted):
+        notes.append("the step time had not become steady half-way: more --steps would tell more")
+    if profiled and any(record.cuda for record in counted):
+        missing = [record for record in counted if record.window is None or record.window.trace is None]
+        reasons = {
+            record.window.skipped or "it did not end" if record.window else "too few steps" for record in missing
+        }
+        if missing:
+            notes.append(f"what the GPU did was not recorded: {', '.join(sorted(reasons))}")
+    elif profiled and counted:
+        notes.append("the command never used a GPU")
+    return notes
 
 
 def no_step(problem: str | None) -> GpudoctorError:

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gpudoctor.model import Measurement, Setting, Watched, WatchRecord
+from gpudoctor.model import Measurement, Setting, TraceFacts, Watched, WatchRecord
 from gpudoctor.tune.proof import training_records
+from gpudoctor.tune.verdict import Breakdown, as_watched, breakdown, factor, judge, steady
 
 
-def measurements(watched: Watched) -> tuple[Measurement, ...]:
-    """step.ms, step.loader_wait_ms, step.waited_ms, loader.wait_ms and loader.samples_per_s by rank.
+def subject_of(record: WatchRecord, number: int) -> str:
+    return f"rank:{record.rank if record.rank is not None else number}"
 
-    Means over the watched steps, since the bursts of a prefetch queue make medians lie; the median of step.ms
-    stands in its settings. Spread is the 10th and the 90th percentile.
+
+def judged(watched: Watched, traces: Mapping[int, TraceFacts]) -> tuple[Watched, tuple[TraceFacts, ...]]:
+    """The same with a verdict in each record that has steps, and the traces with the watched steps' times, by rank.
+
+    traces: of the profiler windows, by process id.
+    """
+    records, shown = [], []
+    for record in watched.records:
+        item = breakdown(record, traces.get(record.pid))
+        if item is not None:
+            feeding = [loader for loader in record.loaders if loader.role == "train"]
+            slowest = max(feeding, key=lambda loader: loader.wait_ms, default=None)
+            bound, verdict = judge(item, loader_site=slowest.site if slowest is not None else None)
+            record = dataclasses.replace(record, bound=bound, verdict=verdict)
+            if record.pid in traces:
+                shown.append(dataclasses.replace(as_watched(traces[record.pid], item), bound=bound))
+        records.append(record)
+    shown.sort(key=lambda facts: facts.rank)
+    return dataclasses.replace(watched, records=tuple(records)), tuple(shown)
+
+
+def measurements(watched: Watched, traces: Mapping[int, TraceFacts] | None = None) -> tuple[Measurement, ...]:
+    """step.*, loader.wait_ms and loader.samples_per_s by rank.
+
+    Means over the steady steps, since the bursts of a prefetch queue make medians lie; the median of step.ms
+    stands in its settings. Spread is the 10th and the 90th percentile. What only the profiler knows (step.device_busy
+    and the like) is there where a trace of the rank is.
     """
     result: list[Measurement] = []
     for number, record in enumerate(training_records(watched)):
-        subject = f"rank:{record.rank if record.rank is not None else number}"
-        if record.steps:
-            result += _steps(record, subject)
+        subject = subject_of(record, number)
+        item = breakdown(record, (traces or {}).get(record.pid))
+        if item is not None:
+            result += _steps(record, item, subject)
         for loader in record.loaders:
             if not loader.batches:
                 continue
@@ -52,15 +80,45 @@ def measurements(watched: Watched) -> tuple[Measurement, ...]:
     return tuple(result)
 
 
-def _steps(record: WatchRecord, subject: str) -> list[Measurement]:
-    settings: dict[str, Setting] = {"steps": len(record.steps), "counted_by": record.step_source}
-    walls = [step.wall_ms for step in record.steps]
-    waits = [step.copy_wait_ms + step.sync_wait_ms for step in record.steps]
-    return [
+def _steps(record: WatchRecord, item: Breakdown, subject: str) -> list[Measurement]:
+    settings: dict[str, Setting] = {
+        "steps": len(record.steps),
+        "warm_up": item.warm_up,
+        "counted_by": record.step_source,
+    }
+    steps = steady(record)
+    walls = [step.wall_ms for step in steps]
+    waits = [step.copy_wait_ms + step.sync_wait_ms for step in steps]
+    found = [
         _mean("step.ms", subject, walls, {**settings, "median_ms": round(statistics.median(walls), 3)}),
-        _mean("step.loader_wait_ms", subject, [step.loader_wait_ms for step in record.steps], settings),
+        _mean("step.loader_wait_ms", subject, [step.loader_wait_ms for step in steps], settings),
+        _mean("step.copy_wait_ms", subject, [step.copy_wait_ms for step in steps], settings),
+        _mean("step.sync_wait_ms", subject, [step.sync_wait_ms for step in steps], settings),
         _mean("step.waited_ms", subject, waits, settings),
     ]
+
+    def add(metric: str, value: float | None, unit: str, **more: Setting) -> None:
+        if value is not None:
+            conditions: dict[str, Setting] = {**settings, **more}
+            found.append(
+                Measurement(metric=metric, subject=subject, value=round(value, 4), unit=unit, settings=conditions)
+            )
+
+    if record.communication is not None:
+        add("step.communication_wait_ms", item.communication, "ms")
+    add("step.host_ms", item.host, "ms")
+    add("step.gain_bound", factor(item.gain_loader, item), "x", cause="loader")
+    add("step.gain_bound", factor(item.gain_waits, item), "x", cause="waits")
+    device = item.device
+    if device is not None:
+        window: dict[str, Setting] = {"profiled_steps": record.window.steps if record.window is not None else None}
+        add("step.device_busy", device.busy / item.step, "share of the step", **window)
+        for name in ("compute", "communication", "copy", "idle_loader", "idle_sync", "idle_host", "idle_other"):
+            add(f"step.device_{name}_ms", getattr(device, name), "ms", **window)
+        add("step.kernels", device.kernels, "kernels a step", **window)
+        add("step.kernel_us", device.kernel_us, "us", **window)
+        add("step.gain_bound", factor(device.idle_sync + device.idle_host, item), "x", cause="host", **window)
+    return found
 
 
 def _mean(metric: str, subject: str, values: Sequence[float], settings: dict[str, Setting]) -> Measurement:

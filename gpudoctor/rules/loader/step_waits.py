@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/open-edge-platform/geti/pull/5958).
 How we know
     The command was watched: a loader with workers makes the steps wait for more than the share below. The first
-    batch, which includes the start of the workers, is not counted.
+    batch, which includes the start of the workers, is not counted. Or a profiler trace shows the ranges in which the
+    host asked the DataLoader for a batch; of four and more steps the longest wait is not counted.
 Fix
     Try worker counts (`gpudoctor tune` does, within the CPUs of this process), then look at the samples: whole-batch
     fetching for tables, uint8 instead of float32, faster decoding, data on a local disk.
@@ -20,16 +21,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
+from gpudoctor.model import (
+    Case,
+    Example,
+    Finding,
+    Remedy,
+    Rule,
+    Step,
+    TraceFacts,
+    TraceLoader,
+    TraceStep,
+    Unchecked,
+    Watched,
+    WatchedLoader,
+    WatchRecord,
+)
+from gpudoctor.rules import traces
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
 
-RULE = Rule(code="LDR021", name="step-waits-for-loader", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(
+    code="LDR021", name="step-waits-for-loader", severity="warning", needs=("watched|traces.loader",), since="0.1"
+)
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
-        yield Unchecked(reason="no step was seen in the watched command")
+    shares = [share for facts in case.traces if (share := traces.loader_share(facts)) is not None]
+    if not records(case) and not shares:
+        missing = "watched command" if case.watched else "trace"
+        yield Unchecked(reason=f"no step was seen in the {missing}")
         return
     found = [
         (loader, cost(record, loader.wait_ms - (loader.first_batch_ms or 0.0)))
@@ -40,6 +60,31 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     for loader, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, loader, price)
+    limit = case.threshold(RULE.code, "wait_share")
+    waiting = [item for item in shares if item.share >= limit and not _without_workers(item.facts)]
+    for item, others in traces.worst(waiting):
+        yield _in_trace(item, others)
+
+
+def _without_workers(facts: TraceFacts) -> bool:
+    return facts.loader is not None and facts.loader.workers is False
+
+
+def _in_trace(item: traces.Share, others: str) -> Finding:
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=traces.subject(item.facts),
+        message=f"the steps wait {item.words()} for the loader, which has workers{others}",
+        evidence=(traces.evidence(item.facts, "loader", f"{item.part_ms:.3g} ms a step", "next to none"),),
+        remedies=(
+            Remedy(kind="measure", text="gpudoctor tune tries worker counts on the training command"),
+            Remedy(kind="code", text="cheaper samples: whole-batch fetching, uint8, faster decoding, a local disk"),
+        ),
+        gain=traces.bound(item, "waiting for the loader", device_idle=False),
+        confidence="likely",
+    )
 
 
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
@@ -77,11 +122,27 @@ def _case(*, wait_ms: float = 12.0, first_ms: float = 0.0, workers: int = 2, ste
     return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
 
 
+def _trace(*, wait_ms: float = 12.0, workers: bool | None = True, steps: int = 5) -> Case:
+    facts = TraceFacts(
+        file="trace.json",
+        format="kineto",
+        rank=0,
+        whole_steps=steps,
+        steps=tuple(TraceStep(name=f"ProfilerStep#{n}", wall_ms=20, loader_wait_ms=wait_ms) for n in range(steps)),
+        loader=TraceLoader(name="loader", workers=workers, calls=5, waited_ms=wait_ms * 5),
+    )
+    return Case(traces=(facts,))
+
+
 EXAMPLES = (
     Example(name="waits 12 of 20 ms", kind="fires", case=_case(), subjects=("train.py:45",)),
     Example(name="only the first batch was slow", kind="quiet", case=_case(wait_ms=0.5, first_ms=150)),
     Example(name="small share", kind="quiet", case=_case(wait_ms=1)),
     Example(name="no workers is LDR001", kind="quiet", case=_case(workers=0)),
+    Example(name="a trace waits 12 of 20 ms", kind="fires", case=_trace(), subjects=("rank:0",)),
+    Example(name="a trace without workers is LDR001", kind="quiet", case=_trace(workers=False)),
+    Example(name="small share in a trace", kind="quiet", case=_trace(wait_ms=1)),
+    Example(name="a trace without steps", kind="lacks", case=_trace(steps=0)),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
 )

@@ -1,0 +1,1 @@
+"""Rules about ranks of one job among each other."""

@@ -117,4 +117,4 @@ def _changes(title: str, left: dict[str, float], right: dict[str, float], style:
         )
         for name in names[: None if style.verbose > 0 else _SHOWN]
     ]
-    return [f"  {title} that changed most, ms/step (A, B)", *style.table(rows, right=(0, 1), indent="    ")]
+    return [f"  {title} that changed most, ms/step: A, B", *style.table(rows, right=(0, 1), indent="    ")]

@@ -9,19 +9,23 @@ from gpudoctor.model import Case, Gpu, Unchecked, gpu_path
 from gpudoctor.rules.evidence import answering, subject
 
 _EMPTY: tuple[object, ...] = (None, (), {})
+_STUDIED = "no loader was studied (`gpudoctor tune-loader TARGET` does)"
 _WATCHED = "no training command was watched (`gpudoctor profile -- COMMAND` or `gpudoctor tune` does)"
+_SOURCE = "no source was read (`gpudoctor sync PATH` does)"
 
 
 def missing(case: Case, needs: Sequence[str]) -> list[str]:
     """One reason for each need that the Case does not hold; empty when the rule can be checked.
 
     A need is a fact path without keys: "gpus", "gpus.pcie.width" (any GPU has it), "limits.shm_bytes", "watched",
-    "measurements.h2d".
+    "measurements.h2d". "watched|source" holds when either is there.
     """
     return [_reason(case, need) for need in needs if not _holds(case, need)]
 
 
 def _holds(case: Case, need: str) -> bool:
+    if "|" in need:
+        return any(_holds(case, part) for part in need.split("|"))
     head, _, rest = need.partition(".")
     if head == "measurements":
         return any(not rest or measurement.metric == rest for measurement in case.measurements)
@@ -40,9 +44,15 @@ def _values(item: Any, path: str) -> Iterator[object]:
 
 
 def _reason(case: Case, need: str) -> str:
+    if "|" in need:
+        return " and ".join(_reason(case, part) for part in need.split("|"))
     head, _, rest = need.partition(".")
     if need == "watched":
         return _WATCHED
+    if need == "loader":
+        return _STUDIED
+    if need == "source":
+        return _SOURCE
     if head == "measurements":
         return f"{rest} was not measured" if rest else "nothing was measured"
     if head == "gpus" and not answering(case):

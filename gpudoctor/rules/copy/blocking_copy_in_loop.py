@@ -8,7 +8,8 @@ Why it costs
     computation that is queued already.
 How we know
     The command was watched on a GPU: this line copies from host to device in about every step, blocking or from
-    unpinned memory, and the share of the step spent in it is above the limit below.
+    unpinned memory, and the share of the step spent in it is above the limit below. Or the source was read: a batch is
+    moved in each step without non_blocking=True.
 Fix
     Pinned memory on the host side (pin_memory=True in the loader) and non_blocking=True at the copy; either of them
     alone gains nothing. Never pin by hand in the loop: that can take twice as long as the plain copy.
@@ -20,15 +21,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.model import Case, CopySite, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchRecord
+from gpudoctor.model import (
+    Case,
+    CopySite,
+    Example,
+    Finding,
+    Remedy,
+    Rule,
+    SourceSite,
+    Step,
+    Unchecked,
+    Watched,
+    WatchRecord,
+)
+from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, per_step, records, worst
 
-RULE = Rule(code="CPY001", name="blocking-copy-in-loop", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="CPY001", name="blocking-copy-in-loop", severity="warning", needs=sources.NEEDS, since="0.1")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
     often = case.threshold(RULE.code, "calls_per_step")
@@ -41,6 +55,9 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     for copy, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, copy, price)
+    for site in sources.sites(case, "copy-to-device"):
+        if site.non_blocking is False:
+            yield _from_source(site)
 
 
 def _waits(copy: CopySite) -> bool:
@@ -76,6 +93,20 @@ def _finding(case: Case, copy: CopySite, price: Cost) -> Finding:
         confidence="likely",
         symptoms=(copy_symptom(price.record, copy),),
     )
+
+
+def _from_source(site: SourceSite) -> Finding:
+    pinned = site.pinned is True
+    remedies = [
+        Remedy(kind="code", text="non_blocking=True at this copy" + ("" if pinned else ", once its source is pinned"))
+    ]
+    if not pinned:
+        by_loader = f"pin_memory=True in the DataLoader ({site.from_loader})" if site.from_loader else "a pinned source"
+        remedies.insert(0, Remedy(kind="code", text=f"{by_loader}; do not call .pin_memory() in the loop"))
+    state = (
+        "from pinned memory" if pinned else "from memory that is not pinned" if site.pinned is False else "of the batch"
+    )
+    return sources.source_finding(RULE, site, f"blocking copy to the GPU in each step ({state})", remedies, waits=False)
 
 
 def _case(
@@ -115,6 +146,26 @@ EXAMPLES = (
     Example(name="hidden", kind="quiet", case=_case(waited_ms=0.1)),
     Example(name="model moved once", kind="quiet", case=_case(in_steps=0)),
     Example(name="CPU script", kind="quiet", case=_case(kind="none")),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site(
+                "copy-to-device", "to", "x.to(device)", non_blocking=False, pinned=False, edit="non-blocking"
+            ),
+            sources.example_site("copy-to-device", "cuda", "y.cuda()", line=22, non_blocking=False, pinned=True),
+        ),
+        subjects=("train.py:21", "train.py:22"),
+    ),
+    Example(
+        name="non_blocking in the source is CPY002",
+        kind="quiet",
+        case=sources.example_case(
+            sources.example_site(
+                "copy-to-device", "to", "x.to(device, non_blocking=True)", non_blocking=True, pinned=False
+            )
+        ),
+    ),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
 )

@@ -9,7 +9,8 @@ Why it costs
     (https://github.com/pytorch/pytorch/issues/24984). Sometimes nothing: it hides a wait, it does not shorten work.
 How we know
     The command was watched on a GPU: batches of this loader were copied from memory that was not pinned, and the
-    share of the step spent waiting for these copies is above the limit below.
+    share of the step spent waiting for these copies is above the limit below. Or the source was read: the loader does
+    not pin, and the loop copies its batches to a GPU.
 Fix
     pin_memory=True in the DataLoader, with num_workers above 0 (without workers the training process pins, which
     gains nothing), and non_blocking=True at the copy.
@@ -34,14 +35,15 @@ from gpudoctor.model import (
     WatchedLoader,
     WatchRecord,
 )
+from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, feeding, records, worst
 
-RULE = Rule(code="LDR003", name="pin-memory-off", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="LDR003", name="pin-memory-off", severity="warning", needs=sources.NEEDS, since="0.1")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
     found = []
@@ -52,6 +54,21 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
             found += [(loader, price) for loader in feeding(record) if not loader.pin_memory]
     for loader, price in worst(found):
         yield _finding(case, loader, price, len({other.site for other, _ in found}))
+    for known in sources.loaders(case):
+        if known.pin_memory is False and known.moved is not None:
+            yield sources.loader_finding(
+                RULE,
+                known,
+                f"the batches of this loader are not pinned and go to the GPU in each step ({known.moved})",
+                (
+                    Remedy(
+                        kind="code",
+                        text="pin_memory=True in this DataLoader, with num_workers above 0",
+                        undo="pin_memory=False",
+                    ),
+                    Remedy(kind="code", text="non_blocking=True at the copy, once the batch is pinned"),
+                ),
+            )
 
 
 def unpinned(record: WatchRecord) -> list[CopySite]:
@@ -124,6 +141,24 @@ EXAMPLES = (
     Example(name="hidden behind the step", kind="quiet", case=_case(waited_ms=0.1)),
     Example(name="pinned", kind="quiet", case=_case(pinned=10, pin_memory=True)),
     Example(name="CPU script", kind="quiet", case=_case(kind="none")),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(loaders=(sources.example_loader(),)),
+        subjects=("train.py:12",),
+    ),
+    Example(
+        name="in the source, pinned or not known",
+        kind="quiet",
+        case=sources.example_case(
+            loaders=(sources.example_loader(pin_memory=True), sources.example_loader(pin_memory=None))
+        ),
+    ),
+    Example(
+        name="in the source, batches stay on the CPU",
+        kind="quiet",
+        case=sources.example_case(loaders=(sources.example_loader(moved=None),)),
+    ),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
 )

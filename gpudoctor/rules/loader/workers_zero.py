@@ -9,6 +9,7 @@ Why it costs
 How we know
     The command was watched: the loader at this line has num_workers=0, and the share of the step spent waiting for
     it is above the limit below. The gain is bounded by that share; only a trial shows what workers bring.
+    Or the source was read: num_workers is 0, the loop uses a GPU, and __getitem__ decodes or computes.
 Fix
     num_workers=2 to 4 to begin with, never more than (allowed CPUs or quota) / ranks; `gpudoctor tune` tries and
     proves it. Put the creation of the loader under `if __name__ == "__main__":` where workers are spawned.
@@ -22,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
+from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
 
-RULE = Rule(code="LDR001", name="workers-zero", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="LDR001", name="workers-zero", severity="warning", needs=sources.NEEDS, since="0.1")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
     found = [
@@ -42,6 +44,21 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         enough = price.waited_ms >= case.threshold(RULE.code, "wait_ms")
         if enough and price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, loader, price)
+    for found in sources.loaders(case):
+        if found.num_workers == 0 and found.costly is not None:
+            yield sources.loader_finding(
+                RULE,
+                found,
+                f"num_workers=0: the training process makes each batch itself; {found.costly}",
+                (
+                    Remedy(
+                        kind="code",
+                        text="num_workers=2 to 4 to begin with, at most (allowed CPUs or quota) / ranks",
+                        risk="random augmentation draws other numbers in workers",
+                        undo="num_workers=0",
+                    ),
+                ),
+            )
 
 
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
@@ -102,6 +119,21 @@ EXAMPLES = (
     Example(name="small share", kind="quiet", case=_case(wait_ms=1.5)),
     Example(name="workers are there", kind="quiet", case=_case(wait_ms=12, workers=2)),
     Example(name="only a validation loader", kind="quiet", case=_case(wait_ms=12, role="other")),
+    Example(
+        name="in the source, samples are made by calls",
+        kind="fires",
+        case=sources.example_case(
+            loaders=(
+                sources.example_loader(num_workers=0, costly="Images.__getitem__ calls Image.open() for each sample"),
+            )
+        ),
+        subjects=("train.py:12",),
+    ),
+    Example(
+        name="in the source, a table in memory",
+        kind="quiet",
+        case=sources.example_case(loaders=(sources.example_loader(num_workers=0),)),
+    ),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(
         name="no step seen",

@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/huggingface/transformers/pull/31530).
 How we know
     The command was watched: the line is reached in about every step, and the share of the step spent in it is above
-    the limit below. What the next allocations cost comes on top and is not counted.
+    the limit below. What the next allocations cost comes on top and is not counted. Or the source was read: the call
+    stands in a loop that runs once a step, or in what such a loop calls.
 Fix
     Remove the call from the loop. Against fragmentation set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 When to ignore
@@ -20,20 +21,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, SyncSite, Unchecked, Watched, WatchRecord
+from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, per_step, records, synced, worst
 
-RULE = Rule(code="SYN006", name="empty-cache-per-step", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="SYN006", name="empty-cache-per-step", severity="warning", needs=sources.NEEDS, since="0.1")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
     found = synced(case, ("empty_cache",), case.threshold(RULE.code, "calls_per_step"))
     for sync, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, sync, price)
+    for site in sources.sites(case, "empty-cache"):
+        yield sources.source_finding(
+            RULE,
+            site,
+            f"{site.operation}() gives the cached memory back in each step: the next step waits to get it again",
+            (
+                Remedy(kind="code", text="remove the call from the loop"),
+                Remedy(
+                    kind="env",
+                    text="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, if memory is fragmented",
+                    undo="unset it",
+                ),
+            ),
+        )
 
 
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
@@ -78,6 +94,15 @@ EXAMPLES = (
     Example(name="between phases", kind="quiet", case=_case(in_steps=2)),
     Example(name="no wait", kind="quiet", case=_case(waited_ms=0.05)),
     Example(name="item() is another rule", kind="quiet", case=_case(function="item")),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site("empty-cache", "torch.cuda.empty_cache", "torch.cuda.empty_cache()", edit="drop-call")
+        ),
+        subjects=("train.py:21",),
+    ),
+    Example(name="source without the call", kind="quiet", case=sources.example_case()),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
 )

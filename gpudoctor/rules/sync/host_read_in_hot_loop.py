@@ -7,8 +7,9 @@ Why it costs
     4 % to a factor of 2, at most the smaller of host and device time of a step
     (https://github.com/Nerogar/OneTrainer/pull/1608). Nothing where the GPU is busy all the time anyway.
 How we know
-    The command was watched: the line reads a tensor on a GPU in about every step and waits. One remaining read per
-    step keeps the whole wait, so that all of a loop must go to gain anything.
+    The command was watched: the line reads a tensor on a GPU in about every step and waits. Or the source was read:
+    the value comes from something that was moved to or made on a GPU, and the line stands in a loop (or is called from
+    one) that runs once a step. One remaining read per step keeps the whole wait, so that all must go to gain anything.
 Fix
     Sum on the device (`total += loss.detach()`) and read every N steps, also for progress bars and loggers.
 When to ignore
@@ -20,23 +21,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, SyncSite, Unchecked, Watched, WatchRecord
+from gpudoctor.model import (
+    Case,
+    Example,
+    Finding,
+    Remedy,
+    Rule,
+    SourceSite,
+    Step,
+    SyncSite,
+    Unchecked,
+    Watched,
+    WatchRecord,
+)
+from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, function_of, per_step, records, synced, worst
 
-RULE = Rule(code="SYN001", name="host-read-in-hot-loop", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="SYN001", name="host-read-in-hot-loop", severity="warning", needs=sources.NEEDS, since="0.1")
 
 READS = ("item", "float", "int", "tolist")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    if not records(case):
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
     found = synced(case, READS, case.threshold(RULE.code, "calls_per_step"))
     for sync, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, sync, price)
+    for group in sources.by_line(sources.sites(case, "host-read")):
+        yield _from_source(group)
 
 
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
@@ -62,6 +78,35 @@ def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
     )
 
 
+_OTHER_READS = {
+    "index": "uses a tensor on the GPU as a list index",
+    "slice bound": "uses a tensor on the GPU as the bound of a slice",
+    "range": "uses a tensor on the GPU as the bound of range()",
+    "logger": "gives a tensor on the GPU to a logger, which reads it",
+    "progress bar": "gives a tensor on the GPU to a progress bar, which reads it",
+}
+
+
+def _from_source(group: tuple[SourceSite, ...]) -> Finding:
+    site = group[0]
+    told = _OTHER_READS.get(site.operation, f"{site.operation}() reads a tensor from the GPU")
+    if len(group) > 1:
+        told += f" ({len(group)} reads on this line)"
+    if site.operation in ("index", "slice bound", "range"):
+        remedies = [
+            Remedy(kind="code", text="take the number from the host (a shape, a length), or index with tensors")
+        ]
+    else:
+        remedies = [
+            Remedy(
+                kind="code",
+                text="keep it on the device (`total += loss.detach()`), read every N steps or after the loop",
+                risk="values are logged later or less often",
+            )
+        ]
+    return sources.source_finding(RULE, site, f"{told} in each step, and the host waits", remedies)
+
+
 def _case(
     *, function: str = "item", on_device: int = 100, in_steps: int = 100, waited_ms: float = 5.0, steps: int = 100
 ) -> Case:
@@ -84,6 +129,20 @@ EXAMPLES = (
     Example(name="tensor on the CPU", kind="quiet", case=_case(on_device=0)),
     Example(name="no wait", kind="quiet", case=_case(waited_ms=0.05)),
     Example(name="synchronize() is another rule", kind="quiet", case=_case(function="synchronize")),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site("host-read", "item", "loss.item()"),
+            sources.example_site("host-read", "float", "float(loss)"),
+            sources.example_site("host-read", "range", "range(n)", line=24, sure=False),
+            sources.example_site(
+                "host-read", "logger", "wandb.log({'loss': loss})", line=25, edit="device-accumulator"
+            ),
+        ),
+        subjects=("train.py:21", "train.py:24", "train.py:25"),
+    ),
+    Example(name="source without a read", kind="quiet", case=sources.example_case()),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
 )

@@ -200,7 +200,7 @@ def _ms(value: float | None, style: Style) -> str:
 
 def _a_step(calls: int, steps: int, more: str) -> str:
     rate = calls / steps
-    text = f"{rate:.0f}" if abs(rate - round(rate)) < 0.01 and rate >= 1 else number(rate)
+    text = f"{rate:.0f}" if round(rate) and abs(rate - round(rate)) < 0.05 else number(rate)
     return f"{text}x a step" + (f", {more}" if more else "")
 
 

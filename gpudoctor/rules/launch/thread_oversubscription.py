@@ -78,7 +78,7 @@ def _gain(study: LoaderStudy) -> Gain | None:
     free = [item.rate or 0.0 for item in real(study) if not item.one_thread and item.purpose == "variant"]
     if not limited or not free:
         return None
-    ratio = max(limited) / max(max(free), 1e-9)
+    ratio = max(limited) / max(*free, 1e-9)
     if ratio <= 1:
         return None
     return Gain(low=1.0, high=round(ratio, 3), unit="x", basis="measured", source="the loader alone, in turn")

@@ -22,6 +22,7 @@ from gpudoctor.cli import (
     schema,
     topo,
     tune,
+    tune_loader,
 )
 from gpudoctor.errors import EXIT_OK, EXIT_USAGE, GpudoctorError
 
@@ -88,6 +89,7 @@ for _name, _command, _line in (
     ("topo", topo.command, "The machine as a tree and as a matrix."),
     ("bench-pcie", bench_pcie.command, "Host-device copies, measured and judged."),
     ("tune", tune.command, "Speed up your training command, proven."),
+    ("tune-loader", tune_loader.command, "The best DataLoader settings, by short trials."),
     ("profile", profile.command, "Where the step time of a command goes."),
     ("launch", launch.command, "Print a launch script for a command."),
     ("patch", patch.command, "The changes that tune kept, as a diff."),

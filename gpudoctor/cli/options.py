@@ -61,7 +61,7 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="All evidence, al
 
 
 # These exit with 0 when they did their job, whatever the findings, unless --fail-on is given.
-_JOBS = frozenset({"tune", "profile", "patch", "launch", "capture", "explain"})
+_JOBS = frozenset({"tune", "tune-loader", "profile", "patch", "launch", "capture", "explain"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

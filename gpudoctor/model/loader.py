@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpudoctor.model.finding import Gain
 from gpudoctor.model.watch import FetchProbe, WatchedLoader
 
 # exception: raised by the user's code; the others are what the texts and the state of the processes show.
@@ -69,6 +70,7 @@ class LoaderPreflight:
     device_lines: tuple[str, ...] = ()  # sites that move data to a GPU, reached from fetching or collating
     state_bytes: int | None = None  # of the dataset's state_dict, where it has one
     snapshot_every: int | None = None  # StatefulDataLoader: batches between two snapshots
+    rows_failed: int = 0  # of those looked at; the first one's fault is `fault`
     fault: LoaderFault | None = None
     notes: tuple[str, ...] = ()
 
@@ -86,6 +88,7 @@ class WorkerCounts:
     threads_started: int | None = None  # native threads that appeared while it fetched
     grown_bytes: int = 0  # private memory, from the first batch to the last
     grown_over: int = 0  # samples in between
+    grown_steps: int = 0  # how often it grew further in between
     private_bytes: int | None = None
     random_state: str | None = None  # fingerprint of the generators at its first batch
 
@@ -109,7 +112,8 @@ class LoaderTrial:
     rate: float | None = None
     over: Literal["window", "epochs"] | None = None  # a window of one epoch, or whole epochs where they are short
     samples: int = 0
-    distinct: int | None = None  # None: cannot be told (rows without a fingerprint)
+    hashed: int = 0  # rows of an iterable dataset whose fingerprint was taken, in the first epoch
+    distinct: int | None = None  # of those; None: cannot be told
     batches: int = 0
     seconds: float = 0.0
     first_batch_s: float | None = None
@@ -120,6 +124,7 @@ class LoaderTrial:
     epoch_batches: int | None = None  # in a complete epoch
     epoch_samples: int | None = None
     expected_batches: int | None = None  # len() of the loader
+    stopped_at: int | None = None  # index of a map dataset's row that raised StopIteration: the epoch ends there
     per_worker: tuple[WorkerCounts, ...] = ()
     shm_bytes: int | None = None  # peak of shared memory beyond what was in use before
     private_bytes: int | None = None  # of all workers
@@ -150,6 +155,7 @@ class LoaderStudy:
     preflight: LoaderPreflight
     start_method: str = "fork"
     ranks: int = 1
+    cpus: float = 1.0  # that the process may use
     most_workers: int = 0
     most_because: str = ""  # what holds the number of workers: CPUs, shared memory, open files, memory, rows
     step_ms: float | None = None  # without waiting for the loader
@@ -160,7 +166,12 @@ class LoaderStudy:
     choice: LoaderChoice | None = None
     verdict: Literal["change", "keep", "no verdict"] = "no verdict"
     reason: str = ""
+    as_good_workers: int | None = None  # fewer workers than at present, and as good
+    saves_bytes: int | None = None  # private memory that they save
     limit: Limit = "unknown"
     limit_reason: str = ""
     noise: float | None = None  # of one trial, relative
     foreign_cpu: float | None = None  # CPUs that other processes kept busy, median over the trials
+    pin_gain: float | None = None  # rate with pinned batches over the rate without, the copy to the GPU included
+    gain: Gain | None = None
+    torch: str | None = None

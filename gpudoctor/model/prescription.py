@@ -124,5 +124,6 @@ class Prescription:
     proof: ProofResult | None = None
     scaling: Scaling | None = None  # tune --nproc: the changes are chosen at the largest count that worked
     plan: dict[str, str] | None = None  # the planner comes later
+    patch: str | None = None  # unified diff of the user's source, where it is not written to a file
     files: dict[str, str] = field(default_factory=dict)  # launch, patch, report, case -> path
     verdict: str | None = None  # one sentence: what was gained, "nothing to change", or "no verdict: ..."

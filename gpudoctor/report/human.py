@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gpudoctor.model import Case, Envelope, Finding, Gain, Gpu, Severity, severity_rank
-from gpudoctor.report import tables, trace, watched
+from gpudoctor.report import loader_curve, tables, trace, watched
 from gpudoctor.report.text import Style, columns, count, pad, ranges, size, trimmed
 
 # Words carry the meaning; colour only repeats it.
@@ -39,9 +39,10 @@ def render_human(envelope: Envelope, style: Style) -> str:
     # The trace of a profiler window is told with the steps that were watched before it.
     told = style.verbose <= 0
     blocks += [trace.traces(case.traces, style) for case in cases if case.traces and not (case.watched and told)]
+    blocks += [loader_curve.study(case.loader, envelope.prescription, style) for case in cases if case.loader]
     blocks.append(tables.measurements(envelope, style))
     blocks.append(finding_lines(envelope.findings, style))
-    if envelope.prescription is not None:
+    if envelope.prescription is not None and not any(case.loader for case in cases):
         blocks.append(tables.prescription(envelope, style))
     blocks.append(tally(envelope, style))
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"

@@ -261,7 +261,7 @@ class Search:
         gain = fit.mean - fit.mean[best] + DEVIATIONS * fit.deviations_from(best)
         if self._enough(fit, best):
             return self._smaller(fit, best)
-        picked = []
+        picked: list[Cell] = []
         for number in np.argsort(-gain):
             cell = self.surface.cells[int(number)]
             if gain[number] < WORTH_TRYING or len(picked) == AT_ONCE:

@@ -47,7 +47,8 @@ def parse(words: Sequence[str], *, cwd: Path) -> Target:
         raise GpudoctorError(
             f"{first} is a callable and takes no arguments", f"a command stands after --: -- {' '.join(words)}"
         )
-    site, arguments, known = None, {"batch_size": DEFAULT_BATCH}, False
+    site, known = None, False
+    arguments: dict[str, int | bool | str | None] = {"batch_size": DEFAULT_BATCH}
     if by_file is not None:
         path = cwd / by_file["file"]
         if not path.is_file():

@@ -230,6 +230,7 @@ def told(mapped, folder):
                 "threads_started": int(max(0.0, values[in_worker.THREADS_LAST] - values[in_worker.THREADS_FIRST])),
                 "grown_bytes": int(values[in_worker.GROWN]),
                 "grown_over": int(values[in_worker.GROWN_OVER]),
+                "grown_steps": int(values[in_worker.GROWN_STEPS]),
                 "private_bytes": int(values[in_worker.PRIVATE]) or None,
                 "random_state": f"{random:012x}" if random else None,
             }

@@ -31,21 +31,26 @@ SLOTS, FIELDS = 513, 40  # slot 0 belongs to the process that asks for batches
     STOPPED_AT,  # index + 1 of a row that raised StopIteration
     GROWN,  # private bytes since this worker's first batch; most over its restarts
     GROWN_OVER,
+    GROWN_STEPS,  # how often it grew further
     PRIVATE,
     RANDOM,  # fingerprint of the random generators, 48 bits
     STARTED,
     EPOCH,  # of slot 0: which request for an iterator this is
-) = range(17)
+) = range(18)
 DUMP_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _MEMORY_SHARE = 50  # reading the private memory may take a fiftieth of the time
+_MEMORY_EVERY_S = 0.005
+_STEP_BYTES = 256 * 1024
 
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _map = None
 _job: dict = {}
 _slot = 0
 _hashes = None
 _dump_file = None
-_first_private = None
-_next_private = 0.0
+_first_private = None  # (private bytes, samples) after the first batch
+_first_resident = None
+_next_private = _next_resident = 0.0
 
 
 def create(path):
@@ -308,9 +313,18 @@ def _flush():
 
 
 def _memory(first):
-    """Private memory, read rarely: the kernel walks all pages for it."""
-    global _first_private, _next_private
+    """Growth since the first batch. The resident size is cheap to read and sees what is allocated; the private size
+    sees shared pages that were written to, too, but the kernel walks all pages for it."""
+    global _first_private, _first_resident, _next_private, _next_resident
     now = time.monotonic()
+    samples = get(_map, _slot, SAMPLES)
+    if now >= _next_resident:
+        _next_resident = now + _MEMORY_EVERY_S
+        resident = _resident_bytes()
+        if _first_resident is None:
+            _first_resident = (resident, samples)
+        else:
+            _grown(resident - _first_resident[0], samples - _first_resident[1])
     if not first and now < _next_private:
         return
     begun = time.perf_counter()
@@ -320,12 +334,27 @@ def _memory(first):
     if used is None:
         return
     put(_map, _slot, PRIVATE, used)
-    samples = get(_map, _slot, SAMPLES)
     if _first_private is None:
         _first_private = (used, samples)
-    elif used - _first_private[0] > get(_map, _slot, GROWN):
-        put(_map, _slot, GROWN, used - _first_private[0])
-        put(_map, _slot, GROWN_OVER, samples - _first_private[1])
+    else:
+        _grown(used - _first_private[0], samples - _first_private[1])
+
+
+def _grown(size, samples):
+    if size > get(_map, _slot, GROWN) + _STEP_BYTES:
+        put(_map, _slot, GROWN, size)
+        put(_map, _slot, GROWN_OVER, samples)
+        _add(GROWN_STEPS, 1)
+
+
+def _resident_bytes():
+    """Anonymous memory in use, without files and shared memory."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            parts = file.read().split()
+        return (int(parts[1]) - int(parts[2])) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def private_bytes(pid):
@@ -349,17 +378,15 @@ def _native_threads():
 
 
 def random_fingerprint(dataset):
-    """48 bits of the generators' states; stored ones too, since fork copies them."""
-    digest = hashlib.blake2b(digest_size=6)
+    """48 bits of the states of the generators stored in the dataset, which fork copies; else of numpy's global one.
+    0 when there is none."""
+    states = [generator_state(generator) for _, generator in stored_generators(dataset)]
     numpy = sys.modules.get("numpy")
-    found = False
-    if numpy is not None:
-        digest.update(numpy.random.get_state()[1].tobytes())
-        found = True
-    for _, generator in stored_generators(dataset):
-        digest.update(repr(generator_state(generator)).encode())
-        found = True
-    return float(int.from_bytes(digest.digest(), "little")) if found else 0.0
+    if not states and numpy is not None:
+        states = [numpy.random.get_state()[1].tobytes()]
+    if not states:
+        return 0.0
+    return float(int.from_bytes(hashlib.blake2b(repr(states).encode(), digest_size=6).digest(), "little"))
 
 
 def stored_generators(dataset, depth=0):

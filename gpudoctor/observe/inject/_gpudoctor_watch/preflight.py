@@ -13,6 +13,7 @@ import time
 from _gpudoctor_watch import in_worker, pools
 
 MOST_ROWS = 64
+MOST_FAILED = 4  # rows in turn that raise, before the look ends
 DROP_BYTES = 256 * 2**20  # larger files keep their place in the page cache: others may be reading them
 _HANDLES = {
     "h5py._hl.files": "h5py.File",
@@ -27,7 +28,9 @@ def look(loader, seconds, mapped, folder):
     """The facts of a LoaderPreflight; a row that fails ends the look and is told as a fault."""
     facts = {"notes": []}
     dataset = loader.dataset
-    _attributes(dataset, facts)
+    facts["handles"] = sorted(set(_handles(dataset, "", 0, set())))[:20]
+    every = getattr(loader, "snapshot_every_n_steps", None)
+    facts["snapshot_every"] = every if isinstance(every, int) else None
     _pickled(loader, facts)
     in_worker.put(mapped, 1, in_worker.PID, os.getpid())
     looked = _Look(loader, seconds, mapped)
@@ -37,20 +40,16 @@ def look(loader, seconds, mapped, folder):
         facts["ends_early_at"] = looked.index
     except BaseException as error:
         facts["fault"] = {"kind": "exception", **in_worker.describe_error(error), "index": looked.index}
+    if looked.failed:
+        index, error = looked.failed[0]
+        facts["fault"] = {"kind": "exception", **in_worker.describe_error(error), "index": index}
+        facts["rows_failed"] = len(looked.failed)
     facts["pools"] = pools.sizes()
     facts["helper_share"] = looked.helper_share()
     return facts
 
 
-# --- attributes -------------------------------------------------------------------------------------------------
-
-
-def _attributes(dataset, facts):
-    facts["handles"] = sorted(set(_handles(dataset, "", 0, set())))[:20]
-    for name in ("snapshot_every_n_steps",):
-        value = getattr(dataset, name, None)
-        if isinstance(value, int):
-            facts["snapshot_every"] = value
+# --- open files -------------------------------------------------------------------------------------------------------
 
 
 def _handles(value, path, depth, seen):
@@ -164,6 +163,7 @@ class _Look:
         self.index = None
         self.thread_cpu = self.process_cpu = 0.0
         self.opened = set()
+        self.failed = []
 
     def fetch(self, facts):
         data = sys.modules["torch.utils.data"]
@@ -206,6 +206,18 @@ class _Look:
         in_worker.put(self.mapped, 1, in_worker.BUSY_SINCE, time.monotonic())
         return self._timed(lambda: self.loader.dataset[index])
 
+    def _tried(self, index):
+        """As `_row`; a row that raises costs (None, ...) and is kept for later, a few times."""
+        try:
+            return self._row(index)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.failed.append((self.index, error))
+            if len(self.failed) >= MOST_FAILED or time.monotonic() > self.deadline:
+                raise
+            return None, None, 0.0, 0
+
     def _map(self, facts):
         batches = self._indices()
         if not batches:
@@ -213,7 +225,7 @@ class _Look:
             return
         whole = self.loader.batch_sampler is None or getattr(self.loader.dataset, "__getitems__", None)
         before = _random_states(self.loader.dataset)
-        rows, timed, first_batch = [], [], None
+        timed, first_batch = [], None
         for batch in batches:
             part = []
             if whole:
@@ -223,24 +235,25 @@ class _Look:
                 timed.append((batch, *cost))
             else:
                 for index in batch:
-                    row, *cost = self._row(index)
+                    row, *cost = self._tried(index)
+                    if cost[0] is None:
+                        continue
                     part.append(row)
                     timed.append((index, *cost))
                     if time.monotonic() > self.deadline and len(timed) > 3:
                         break
-            if first_batch is None:
-                first_batch = part
-            rows = part
+            first_batch = first_batch or part
             if time.monotonic() > self.deadline or len(timed) >= MOST_ROWS:
                 break
         facts["draws_random"] = _random_states(self.loader.dataset)[0] != before[0]
         facts["generators"] = [
             name for name, state in _random_states(self.loader.dataset)[1].items() if before[1].get(name) != state
         ]
+        if not timed:
+            return
         self._costs(timed, facts, count_of=len if whole else None)
         self._again(timed, whole, facts)
         self._collated(first_batch, facts, auto=not (whole and self.loader.batch_sampler is None))
-        del rows
 
     def _iterable(self, facts):
         before = _random_states(self.loader.dataset)

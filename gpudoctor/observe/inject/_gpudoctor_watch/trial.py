@@ -111,7 +111,7 @@ def run(loader, setting, mapped):
     times = Times()
     iterator = _consume(loader, setting, times, mapped, device, expected)
     result = {
-        **summary(times, setting["workers"], setting["prefetch"], bool(setting.get("persistent"))),
+        **summary(times, setting["workers"], setting["prefetch"], bool(setting.get("whole_epochs"))),
         "expected_batches": expected,
         "private_bytes": _private(iterator),
     }
@@ -137,7 +137,7 @@ def _consume(loader, setting, times, mapped, device, expected):
     workers = setting["workers"]
     warm = 2 * max(1, workers) * setting["prefetch"]
     least = warm + max(LEAST_BATCHES, 2 * workers)
-    short = expected is not None and expected < least
+    short = bool(setting.get("whole_epochs"))
     now = time.perf_counter
     begun = now()
     while True:
@@ -169,10 +169,11 @@ def _consume(loader, setting, times, mapped, device, expected):
             enough = in_epoch >= least and in_epoch % max(1, workers) == 0
             if (not short and elapsed >= seconds and (enough or elapsed >= 3 * seconds)) or len(times.came) >= KEEP:
                 return iterator
-            if short and elapsed >= 4 * seconds and len(times.ends) > 0:
+            if short and elapsed >= 4 * seconds and len(times.ends) > 1:
                 return iterator
         elapsed = now() - begun
-        if in_epoch == 0 or elapsed >= seconds or len(times.came) >= KEEP:
+        enough = elapsed >= seconds and (len(times.ends) > 1 or not short)
+        if in_epoch == 0 or enough or elapsed >= 4 * seconds or len(times.came) >= KEEP:
             return iterator
 
 
@@ -197,11 +198,9 @@ def _tensors(value, found, depth=0):
             _tensors(item, found, depth + 1)
 
 
-def summary(times, workers, prefetch, persistent):
-    """Rates from the times: a window inside one epoch after the queue has filled, else whole epochs.
-
-    Whole epochs count from the second request on where workers persist (the first start is told apart), and with
-    every restart where they do not.
+def summary(times, workers, prefetch, whole_epochs):
+    """Rates from the times: a window inside one epoch after the queue has filled; or whole epochs, where they are
+    so short that no queue settles: then from the second request on, since the first start is told apart.
     """
     count = len(times.came)
     if not count:
@@ -211,7 +210,7 @@ def summary(times, workers, prefetch, persistent):
         first, last = times.epoch_of(number)
         if last > first:
             firsts.append(times.came[first] - asked)
-    window = _window(times, workers, prefetch)
+    window = None if whole_epochs else _window(times, workers, prefetch)
     result = {
         "first_batch_s": firsts[0] if firsts else None,
         "restart_s": sorted(firsts[1:])[len(firsts[1:]) // 2] if len(firsts) > 1 else None,
@@ -226,7 +225,7 @@ def summary(times, workers, prefetch, persistent):
         result["seconds"] = times.came[high - 1] - times.came[low - 1]
         waits = sorted(times.waits[low:high])
     else:
-        skip = 1 if persistent and len(times.ends) > 1 else 0
+        skip = 1 if len(times.ends) > 1 else 0
         low = times.ends[skip - 1] if skip else 0
         high = times.ends[-1] if len(times.ends) > skip else count
         result.update(over="epochs", batches=high - low, samples=sum(times.rows[low:high]))

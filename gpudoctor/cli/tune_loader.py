@@ -1,0 +1,108 @@
+"""`gpudoctor tune-loader`: the best DataLoader settings for a script or a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpudoctor.cli import options
+
+
+def command(
+    target: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET | -- COMMAND...",
+            help="SCRIPT.py, file.py:callable or module:callable (gives a Dataset or a DataLoader), or -- COMMAND.",
+            show_default=False,
+        ),
+    ],
+    budget: Annotated[
+        float,
+        typer.Option("--budget", metavar="S", min=5, help="Seconds for all trials; the start is extra."),
+    ] = 60.0,
+    step_ms: Annotated[
+        float | None,
+        typer.Option("--step-ms", metavar="MS", min=0.001, help="Time of a training step without its loader wait."),
+    ] = None,
+    ranks: Annotated[
+        int, typer.Option("--ranks", metavar="N", min=1, max=64, help="Loaders of N local ranks at once (callables).")
+    ] = 1,
+    loader: Annotated[
+        str | None,
+        typer.Option("--loader", metavar="FILE:LINE", help="The line that makes the loader, where there are several."),
+    ] = None,
+    form: options.FormatOption = options.Format.HUMAN,
+    json: options.Json = False,
+    output: options.Out = None,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
+    fail_on: options.FailOnOption = None,
+    require_gpu: options.RequireGpu = None,
+    timeout: options.Timeout = 10.0,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Find the best DataLoader settings by short trials over your own dataset, and say what limits it."""
+    from gpudoctor.cli.output import Result, execute, interrupted, progress
+
+    common = options.Common(
+        form=form,
+        json=json,
+        output=output,
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        require_gpu=require_gpu,
+        timeout_s=timeout,
+        quiet=quiet,
+        verbose=verbose,
+    )
+
+    def body() -> Result:
+        from gpudoctor.collect import collect_case
+        from gpudoctor.errors import GpudoctorError
+        from gpudoctor.tune.loader import result, targets
+        from gpudoctor.tune.loader.session import Options, Session
+
+        cwd = Path.cwd().resolve()
+        chosen = Options(
+            target=targets.parse(target, cwd=cwd),
+            cwd=cwd,
+            budget_s=budget,
+            step_ms=step_ms,
+            ranks=ranks,
+            site=loader,
+        )
+        if ranks > 1 and not chosen.target.is_callable:
+            raise GpudoctorError(
+                "--ranks is for file.py:callable and module:callable targets",
+                "start several ranks of a script with its own launcher: -- torchrun --nproc-per-node N train.py",
+            )
+        with progress("tune-loader", quiet=quiet) as update:
+            done = 0
+
+            def stage(text: str) -> None:
+                nonlocal done
+                done += 1
+                update(done, None, text)
+
+            session = Session(options=chosen, machine=collect_case(timeout_s=timeout), on_stage=stage)
+            study = session.run()
+        envelope = result.envelope(
+            study,
+            session.machine,
+            cwd=cwd,
+            records=session.records,
+            select=select or (),
+            ignore=ignore or (),
+            fail_on=fail_on.value if fail_on else "never",
+            require_gpu=require_gpu,
+            errors=session.errors,
+            notes=session.notes,
+        )
+        return Result(envelope=interrupted(envelope) if session.interrupted else envelope)
+
+    execute("tune-loader", common, body)

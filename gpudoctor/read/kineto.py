@@ -62,8 +62,8 @@ _LOADER = re.compile(r"DataLoader|DataLoaderIter|\[pl\].*(?:train_dataloader_nex
 def read_kineto(path: Path | None, stream: BinaryIO | None = None, *, name: str) -> Recording:
     """The Recording of one trace, .json or .json.gz; of `stream` when there is no path.
 
-    GpudoctorError when it cannot be read, is damaged JSON or has no events. A file that is cut off gives what it has,
-    and `truncated`.
+    GpudoctorError when it cannot be read or has no events. A file that is cut off or damaged gives what stands before
+    that, and `truncated`.
     """
     try:
         with path.open("rb") if path is not None else _borrowed(stream) as file:
@@ -76,7 +76,10 @@ def read_kineto(path: Path | None, stream: BinaryIO | None = None, *, name: str)
     recording = collector.recording
     recording.truncated = ends.truncated or (unzipped is not None and unzipped.truncated)
     if not recording.events:
-        raise GpudoctorError(f"{name} is a trace without events", "record at least one step with torch.profiler")
+        why = (
+            "it is cut off or damaged before the first event" if recording.truncated else "it is a trace without events"
+        )
+        raise GpudoctorError(f"cannot read {name}: {why}", "record at least one step with torch.profiler")
     collector.describe(ends)
     return recording
 

@@ -34,7 +34,8 @@ Decode = Callable[[bytes], bool]
 
 @dataclass(slots=True)
 class Ends:
-    """What stands before and after the events, as JSON objects, and whether the file ends before the events do."""
+    """What stands before and after the events, as JSON objects. `truncated`: the file ends, or is damaged, before the
+    events end."""
 
     head: bytes = b"{}"
     tail: bytes = b"{}"
@@ -82,24 +83,26 @@ class Gunzip:
 def pieces(read: Callable[[int], bytes], decode: Decode, *, name: str) -> Ends:
     """Hand the events to `decode` as JSON arrays. It answers False, with no effect, for text that is no JSON.
 
-    GpudoctorError when there are no events to find: no traceEvents, no JSON.
+    GpudoctorError when there is no array of events to find.
     """
     ends = Ends()
     buffer = _head(read, ends, name)
     separator: bytes | None = None
+    wanted = PIECE_BYTES
     while data := read(PIECE_BYTES):
         buffer = buffer + data if buffer else data
-        if len(buffer) < PIECE_BYTES:
+        if len(buffer) < wanted:
             continue
         cut, separator, ended = _cut(buffer, separator, decode)
         if ended:
             break
         if cut == 0 and len(buffer) > _MOST_EVENT_BYTES:
-            raise GpudoctorError(
-                f"cannot read {name}: it is no JSON, or one event is larger than {_MOST_EVENT_BYTES >> 20} MiB"
-            )
+            ends.truncated = True
+            return ends
+        # Text that gives nothing is tried again when it has doubled, so that damage does not cost the square of it.
+        wanted = PIECE_BYTES if cut else 2 * len(buffer)
         buffer = buffer[cut:].lstrip(b" \t\r\n,")
-    return _finish(buffer, separator, read, decode, ends, name)
+    return _finish(buffer, separator, read, decode, ends)
 
 
 def _head(read: Callable[[int], bytes], ends: Ends, name: str) -> bytes:
@@ -131,10 +134,10 @@ def _cut(buffer: bytes, separator: bytes | None, decode: Decode) -> tuple[int, b
     for found in candidates[: -_TRIES - 1 : -1]:
         if decode(b"[" + buffer[: found.start() + 1] + b"]"):
             return found.end() - 1, found[0], False
-    last, ended = _count(buffer)
-    if last and not ended and decode(b"[" + buffer[:last] + b"]"):
+    last, close = _count(buffer)
+    if last and not close and decode(b"[" + buffer[:last] + b"]"):
         return last, None, False
-    return 0, None, ended
+    return 0, None, close > 0
 
 
 def _cut_at(buffer: bytes, separator: bytes, decode: Decode) -> int:
@@ -144,8 +147,8 @@ def _cut_at(buffer: bytes, separator: bytes, decode: Decode) -> int:
     return 0
 
 
-def _count(buffer: bytes) -> tuple[int, bool]:
-    """The end of the last whole event, and whether the array's own bracket closes after it."""
+def _count(buffer: bytes) -> tuple[int, int]:
+    """The end of the last whole event, and the end of the bracket that closes the array after it (0: there is none)."""
     depth = last = 0
     for token in _TOKEN.finditer(buffer):
         kind = token[0]
@@ -154,29 +157,24 @@ def _count(buffer: bytes) -> tuple[int, bool]:
         elif kind in (b"}", b"]"):
             depth -= 1
             if depth < 0:
-                return last, True
+                return last, token.end()
             if depth == 0:
                 last = token.end()
-    return last, False
+    return last, 0
 
 
-def _finish(
-    buffer: bytes, separator: bytes | None, read: Callable[[int], bytes], decode: Decode, ends: Ends, name: str
-) -> Ends:
+def _finish(buffer: bytes, separator: bytes | None, read: Callable[[int], bytes], decode: Decode, ends: Ends) -> Ends:
     """The last events, and what follows them."""
     if separator is not None:
         buffer = buffer[_cut_at(buffer, separator, decode) :]
-    last, ended = _count(buffer)
-    if last and not decode(b"[" + buffer[:last] + b"]"):
-        raise GpudoctorError(f"cannot read {name}: it is damaged JSON", "export the trace again")
-    ends.truncated = not ended
-    if ended:
-        tail = buffer[buffer.index(b"]", last) + 1 :]
+    last, close = _count(buffer)
+    whole = not last or decode(b"[" + buffer[:last] + b"]")
+    ends.truncated = not whole or not close or buffer[close - 1 : close] != b"]"
+    if not ends.truncated:
+        tail = buffer[close:]
         while len(tail) <= _MOST_TAIL_BYTES and (data := read(PIECE_BYTES)):
             tail += data
         tail = tail.strip().removeprefix(b",")
         if tail.endswith(b"}"):
             ends.tail = b"{" + tail
-    elif not last and buffer.strip() and not buffer.lstrip().startswith(b"{"):
-        raise GpudoctorError(f"cannot read {name}: the text after traceEvents is no JSON", "export the trace again")
     return ends

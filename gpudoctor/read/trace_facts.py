@@ -305,7 +305,7 @@ def _notes(recording: Recording, steps: Steps, work: Device | None) -> tuple[str
     elif len(steps.whole) == 1 and steps.window_before is None:
         notes.append("only one step is marked: the device's work of it may be cut off")
     if recording.truncated:
-        notes.append(f"the file is cut off: what its first {recording.events} events tell is shown")
+        notes.append(f"the file is cut off or damaged: what its first {recording.events} events tell is shown")
     if recording.not_understood:
         notes.append(f"{recording.not_understood} events were not understood")
     return tuple(notes)

@@ -48,7 +48,8 @@ def find_steps(recording: Recording, source: Literal["ProfilerStep", "nvtx"] = "
     """ProfilerStep ranges without the last one where there are several, else the time between optimizer steps."""
     marks: list[Mark] = []
     for mark in sorted(recording.steps, key=lambda mark: mark.start):
-        if not marks or mark.start >= marks[-1].end:  # else another thread repeats the step
+        # Else another thread repeats the step. Rounded times let steps overlap a little.
+        if not marks or mark.start >= (marks[-1].start + marks[-1].end) // 2:
             marks.append(mark)
     if len(marks) > 1:
         return Steps(source=source, whole=tuple(marks[:-1]), window_before=marks[-1].start)

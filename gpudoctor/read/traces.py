@@ -93,7 +93,7 @@ def read_traces(paths: Sequence[Path], stdin: BinaryIO | None = None) -> Traces:
             lines = max((rank.facts.events for rank in ranks), default=0)
             truncated = any(rank.facts.truncated for rank in ranks)
             lines_not_understood = max((rank.not_understood for rank in ranks), default=0)
-            errors += [f"{name} is cut off: the first {lines} events were read"] if truncated else []
+            errors += [f"{name} is cut off or damaged: the first {lines} events were read"] if truncated else []
         artifacts.append(
             Artifact(
                 file=str(path) if path is not None else name,

@@ -125,7 +125,7 @@ def examine_all(
             for gpu in case.gpus
             if gpu.lost
         ]
-        if not case.gpus and not case.host.gpus_on_bus and not case.traces:
+        if not case.gpus and not case.host.gpus_on_bus and not case.traces and case.source is None:
             notes.append(f"{label}no NVIDIA GPU found; rules about GPUs were not checked")
     if require_gpu is not None and not cases:
         errors.append(f"{REQUIRE_GPU}: 0 GPUs answer, {require_gpu} required")

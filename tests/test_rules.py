@@ -15,7 +15,7 @@ from gpudoctor import profiles, rules
 from gpudoctor.model import Case, Example, Gpu, Measurement, PcieLink, RuleModule, Step, Watched, WatchRecord
 from gpudoctor.rules import evidence, needs
 
-# Code, name and severity as the project's rule catalogue has them; SWV010 is outside it.
+# Code, name and severity as the project's rule catalogue has them; SWV010 and SYN012 are outside it.
 CATALOGUE = {
     "PCI001": ("link-width-below-max", "error"),
     "PCI002": ("link-gen-below-max-under-load", "error"),
@@ -46,11 +46,6 @@ CATALOGUE = {
     "LDR019": ("snapshot-every-step", "warning"),
     "LCH006": ("cpu-thread-oversubscription", "warning"),
     "CTR008": ("open-files-limit", "error"),
-    "LDR002": ("workers-not-persistent", "warning"),
-    "LDR011": ("cuda-in-worker", "error"),
-    "LDR012": ("handle-opened-before-fork", "error"),
-    "LDR017": ("sample-count-wrong", "error"),
-    "LDR022": ("distributed-sampler-missing", "error"),
     "LDR021": ("step-waits-for-loader", "warning"),
     "LDR023": ("per-row-fetching", "warning"),
     "SYN001": ("host-read-in-hot-loop", "warning"),
@@ -61,6 +56,31 @@ CATALOGUE = {
     "CPY001": ("blocking-copy-in-loop", "warning"),
     "CPY010": ("copy-not-overlapped", "info"),
     "BND013": ("rank-late-to-collectives", "warning"),
+    "SYN002": ("branch-on-device-tensor", "warning"),
+    "SYN003": ("print-of-device-tensor", "warning"),
+    "SYN004": ("data-dependent-shape", "warning"),
+    "SYN007": ("operation-with-hidden-sync", "warning"),
+    "SYN008": ("anomaly-detection-left-on", "warning"),
+    "SYN009": ("optimizer-not-fused", "info"),
+    "SYN012": ("synchronize-one-device-only", "info"),
+    "CPY002": ("non-blocking-without-pinning", "warning"),
+    "CPY003": ("device-to-host-every-step", "warning"),
+    "CPY004": ("constant-moved-each-step", "warning"),
+    "CPY005": ("pin-in-main-thread", "warning"),
+    "CPY006": ("tensor-built-on-host", "warning"),
+    "CPY007": ("checkpoint-every-step", "warning"),
+    "CPY008": ("host-read-before-copy-done", "error"),
+    "CPY009": ("side-stream-without-ordering", "error"),
+    "LDR002": ("workers-not-persistent", "warning"),
+    "LDR011": ("cuda-in-worker", "error"),
+    "LDR012": ("handle-opened-before-fork", "error"),
+    "LDR017": ("sample-count-wrong", "error"),
+    "LDR022": ("distributed-sampler-missing", "error"),
+    "LCH017": ("device-from-global-rank", "error"),
+    "SWV009": ("removed-or-deprecated-interface", "info"),
+    "PLN014": ("find-unused-parameters-on", "info"),
+    "PLN017": ("single-process-multi-gpu", "warning"),
+    "PLN018": ("fsdp-without-wrap-policy", "warning"),
 }
 HEADINGS = ("What it means", "Why it costs", "How we know", "Fix", "When to ignore")
 RULES = rules.all_rules()

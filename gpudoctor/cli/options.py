@@ -17,6 +17,8 @@ class Format(StrEnum):
     JSON = "json"
     JUNIT = "junit"
     MARKDOWN = "markdown"
+    SARIF = "sarif"
+    GITHUB = "github"
 
 
 class FailOn(StrEnum):
@@ -37,7 +39,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Format of the re
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Out = Annotated[
     list[str] | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Also write FILE: .json .xml (JUnit) or .md; repeatable."),
+    typer.Option("-o", "--output", metavar="FILE", help="Also write FILE: .json .sarif .xml (JUnit) .md; repeatable."),
 ]
 Select = Annotated[
     list[str] | None, typer.Option("--select", metavar="CODE", help="Only these rules: code, family or name.")

@@ -12,8 +12,8 @@ from gpudoctor.model import Envelope
 from gpudoctor.report.text import Style
 from gpudoctor.report.topo import render_topo
 
-Form = Literal["human", "json", "markdown", "junit"]
-SUFFIXES: dict[str, Form] = {".json": "json", ".xml": "junit", ".md": "markdown"}
+Form = Literal["human", "json", "markdown", "junit", "sarif", "github"]
+SUFFIXES: dict[str, Form] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
 
 __all__ = ["SUFFIXES", "Form", "form_of", "render", "render_topo", "write_files"]
 
@@ -39,10 +39,22 @@ def render(
         from gpudoctor.report.junit import render_junit
 
         return render_junit(envelope, fail_on=fail_on)
+    if form == "sarif":
+        from gpudoctor.report.sarif import render_sarif
+
+        return render_sarif(envelope)
+    if form == "github":
+        from gpudoctor.report.github import render_github
+
+        return render_github(envelope)
     if form == "markdown":
         from gpudoctor.report.markdown import render_markdown
 
         return render_markdown(envelope)
+    if envelope.command == "sync":
+        from gpudoctor.report.source import render_source
+
+        return render_source(envelope, Style(width=width, unicode=unicode, color=color, verbose=verbose))
     from gpudoctor.report.human import render_human
 
     return render_human(envelope, Style(width=width, unicode=unicode, color=color, verbose=verbose))

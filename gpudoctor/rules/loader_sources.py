@@ -31,7 +31,7 @@ def restarted_workers(rule: Rule, case: Case) -> Iterator[Finding]:
 
 
 def cuda_in_worker(rule: Rule, case: Case) -> Iterator[Finding]:
-    """.cuda(), .to("cuda") or device="cuda" reached from __getitem__, __iter__ or collate_fn of a loader with workers."""
+    """.cuda(), .to("cuda") or device="cuda" below __getitem__, __iter__ or collate_fn of a loader with workers."""
     for group in sources.by_line(sources.sites(case, "cuda-in-worker")):
         yield sources.source_finding(
             rule,

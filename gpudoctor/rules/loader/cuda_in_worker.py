@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/pytorch/pytorch/issues/77159).
 How we know
     The lines are named from the source of the dataset and of the collate function; or a worker failed with torch's
-    message about CUDA in a forked process.
+    message about CUDA in a forked process. Or the source was read: .cuda(), .to("cuda") or device="cuda" is reached
+    from __getitem__, __iter__ or collate_fn of a loader with workers.
 Fix
     Return CPU tensors, and move the batch in the training loop: pin_memory=True and .to(device, non_blocking=True).
 When to ignore
@@ -20,15 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, LoaderFault, Remedy, Rule
+from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.studies import case_of, faults
 
-RULE = Rule(code="LDR011", name="cuda-in-worker", severity="error", needs=("loader",), since="0.2")
+RULE = Rule(code="LDR011", name="cuda-in-worker", severity="error", needs=loader_sources.NEEDS, since="0.2")
 
 
 def check(case: Case) -> Iterator[Finding]:
+    yield from loader_sources.cuda_in_worker(RULE, case)
     study = case.loader
-    assert study is not None  # `needs`
+    if study is None:
+        return
     failed = [fault for fault in faults(study) if fault.kind == "cuda"]
     lines = study.preflight.device_lines or tuple(fault.site for fault in failed if fault.site)
     if not failed and not lines:
@@ -65,5 +69,16 @@ EXAMPLES = (
         subjects=("data.py:12",),
     ),
     Example(name="CPU tensors", kind="quiet", case=case_of()),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site(
+                "cuda-in-worker", "device use in a worker", "x.cuda()", hot=None, detail="num_workers=2"
+            )
+        ),
+        subjects=("train.py:21",),
+    ),
+    Example(name="not in the source", kind="quiet", case=sources.example_case()),
     Example(name="no loader was studied", kind="lacks", case=Case()),
 )

@@ -7,7 +7,8 @@ Why it costs
     Wrong training: the effective batch is not what it seems (https://github.com/pytorch/pytorch/issues/38174).
 How we know
     The command was watched on more than one rank: its training loader has torch's plain sampler, and a dataset of the
-    same length on each rank.
+    same length on each rank. Or the source was read: the program is distributed, and the loader of its training loop
+    has no sampler, or a DistributedSampler whose set_epoch is called nowhere.
 Fix
     sampler=DistributedSampler(dataset) in place of shuffle=True, and sampler.set_epoch(epoch) in each epoch.
 When to ignore
@@ -19,16 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
+from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import feeding, records
 
-RULE = Rule(code="LDR022", name="distributed-sampler-missing", severity="error", needs=("watched",), since="0.2")
+RULE = Rule(code="LDR022", name="distributed-sampler-missing", severity="error", needs=sources.NEEDS, since="0.2")
 _PLAIN = {"RandomSampler", "SequentialSampler"}
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
     ranks = [record for record in records(case) if (record.world_size or 1) > 1]
-    if not records(case):
+    yield from loader_sources.sampler(RULE, case)
+    if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
     if not ranks:
         return
@@ -87,5 +90,19 @@ EXAMPLES = (
     Example(name="distributed", kind="quiet", case=_case("DistributedSampler")),
     Example(name="each rank has its own part", kind="quiet", case=_case("RandomSampler", lengths=(100, 90))),
     Example(name="one rank", kind="quiet", case=_case("RandomSampler", world=1)),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site(
+                "sampler-missing", "DataLoader without sampler", "DataLoader(data, shuffle=True)", hot=None
+            ),
+            sources.example_site(
+                "set-epoch-missing", "DistributedSampler", "DistributedSampler(data)", line=30, hot=None
+            ),
+        ),
+        subjects=("train.py:21", "train.py:30"),
+    ),
+    Example(name="not in the source", kind="quiet", case=sources.example_case()),
     Example(name="nothing watched", kind="lacks", case=Case()),
 )

@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/pytorch/pytorch/issues/11929).
 How we know
     tune-loader looked through the attributes of the dataset, a few levels deep, at the moment when the loader would
-    start its workers.
+    start its workers. Or the source was read: __init__ of the dataset keeps an open file that __getitem__ reads, and
+    the loader has workers.
 Fix
     Open in the worker: in worker_init_fn, or at the first row of each process (compare os.getpid()); never read a row
     in the process that starts the workers.
@@ -21,15 +22,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule
+from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.studies import case_of
 
-RULE = Rule(code="LDR012", name="handle-opened-before-fork", severity="error", needs=("loader",), since="0.2")
+RULE = Rule(code="LDR012", name="handle-opened-before-fork", severity="error", needs=loader_sources.NEEDS, since="0.2")
 
 
 def check(case: Case) -> Iterator[Finding]:
+    yield from loader_sources.handle_before_fork(RULE, case)
     study = case.loader
-    assert study is not None  # `needs`
+    if study is None:
+        return
     handles = study.preflight.handles
     if not handles or study.start_method != "fork":
         return
@@ -63,5 +67,14 @@ EXAMPLES = (
         kind="quiet",
         case=case_of(start_method="spawn", preflight={"handles": ("file: open file",)}),
     ),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site("handle-before-fork", "h5py.File", "h5py.File(path)", hot=None, detail="num_workers=4")
+        ),
+        subjects=("train.py:21",),
+    ),
+    Example(name="not in the source", kind="quiet", case=sources.example_case()),
     Example(name="no loader was studied", kind="lacks", case=Case()),
 )

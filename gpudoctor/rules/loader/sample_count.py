@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/huggingface/datasets/issues/3423).
 How we know
     tune-loader counts distinct rows (by a fingerprint of each) against all rows, with and without workers; and batches
-    against len() of the loader.
+    against len() of the loader. Or the source was read: the class is an IterableDataset whose text asks for no worker
+    and no shard, num_workers is above 1, and there is no worker_init_fn.
 Fix
     Split in __iter__ by worker id and number (and by rank), or use a sharding library; catch StopIteration inside the
     dataset.
@@ -21,15 +22,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, LoaderStudy, Remedy, Rule
+from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.studies import case_of, trial
 
-RULE = Rule(code="LDR017", name="sample-count-wrong", severity="error", needs=("loader",), since="0.2")
+RULE = Rule(code="LDR017", name="sample-count-wrong", severity="error", needs=loader_sources.NEEDS, since="0.2")
 
 
 def check(case: Case) -> Iterator[Finding]:
+    yield from loader_sources.not_split(RULE, case)
     study = case.loader
-    assert study is not None  # `needs`
+    if study is None:
+        return
     yield from _repeated(case, study)
     yield from _early(case, study)
 
@@ -113,5 +117,16 @@ EXAMPLES = (
         case=case_of(trials=(trial(0, hashed=1000, distinct=500), trial(2, hashed=1000, distinct=500))),
     ),
     Example(name="a whole epoch", kind="quiet", case=case_of(trials=(trial(2, epoch_batches=8, expected_batches=8),))),
+    Example(
+        name="in the source",
+        kind="fires",
+        case=sources.example_case(
+            sources.example_site(
+                "iterable-not-split", "Lines.__iter__", "DataLoader(Lines())", hot=None, detail="num_workers=2"
+            )
+        ),
+        subjects=("train.py:21",),
+    ),
+    Example(name="not in the source", kind="quiet", case=sources.example_case()),
     Example(name="no loader was studied", kind="lacks", case=Case()),
 )

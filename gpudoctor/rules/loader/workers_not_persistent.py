@@ -8,7 +8,8 @@ Why it costs
     (https://github.com/open-mmlab/mmhuman3d/pull/233); nothing was gained with fork and a small dataset in another.
 How we know
     tune-loader timed the first batch of its trials and the rate after it: the start takes more than the share of an
-    epoch below, and more than the seconds below.
+    epoch below, and more than the seconds below. Or the source was read: num_workers is above 0, persistent_workers is
+    not set, and the loop over the loader stands in a loop over epochs.
 Fix
     persistent_workers=True. The workers of a validation loader then stay as well and keep their memory.
 When to ignore
@@ -20,15 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Gain, LoaderStudy, Remedy, Rule
+from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.studies import case_of, median_rate, median_start_s, real, trial
 
-RULE = Rule(code="LDR002", name="workers-not-persistent", severity="warning", needs=("loader",), since="0.2")
+RULE = Rule(code="LDR002", name="workers-not-persistent", severity="warning", needs=loader_sources.NEEDS, since="0.2")
 
 
 def check(case: Case) -> Iterator[Finding]:
+    yield from loader_sources.restarted_workers(RULE, case)
     study = case.loader
-    assert study is not None  # `needs`
+    if study is None:
+        return
     loader = study.loader
     found = _start(study)
     if not study.present_known or loader.persistent_workers or not loader.num_workers or found is None:
@@ -91,5 +95,29 @@ EXAMPLES = (
         case=case_of(trials=(trial(4, first_batch_s=5.0),), loader={"persistent_workers": True}),
     ),
     Example(name="no workers", kind="quiet", case=case_of(trials=(trial(0),), loader={"num_workers": 0})),
+    Example(
+        name="in the source: two workers, epochs",
+        kind="fires",
+        case=sources.example_case(
+            loaders=(
+                sources.example_loader(
+                    persistent_workers=False, epochs="for epoch in range(3)", epochs_site="train.py:13"
+                ),
+            )
+        ),
+        subjects=("train.py:12",),
+    ),
+    Example(
+        name="in the source: one epoch, no workers, persistent, not known",
+        kind="quiet",
+        case=sources.example_case(
+            loaders=(
+                sources.example_loader(persistent_workers=False),
+                sources.example_loader(num_workers=0, persistent_workers=False, epochs="for e in range(3)"),
+                sources.example_loader(persistent_workers=True, epochs="for e in range(3)"),
+                sources.example_loader(persistent_workers=None, epochs="for e in range(3)"),
+            )
+        ),
+    ),
     Example(name="no loader was studied", kind="lacks", case=Case()),
 )

@@ -34,6 +34,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import feeding, records
+from gpudoctor.rules.studies import case_of
 
 RULE = Rule(code="CTR007", name="cpu-quota-below-workers", severity="warning", needs=(), since="0.1")
 
@@ -45,11 +46,14 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if limits.cpu_quota is None:
         yield Unchecked(reason="the CPU quota is unknown")
         return
-    if not records(case):
+    if not records(case) and case.loader is None:
         yield Unchecked(reason=f"the quota is {limits.cpu_quota:g} CPUs; how many workers run was not watched")
         return
     wanted = sum(loader.num_workers for record in records(case) for loader in feeding(record))
-    ranks = len(records(case))
+    ranks = max(1, len(records(case)))
+    if case.loader is not None:
+        ranks = case.loader.ranks
+        wanted = case.loader.loader.num_workers * ranks
     throttled = _throttled_share(limits)
     facts = [evidence(case, "limits.cpu_quota", f"{limits.cpu_quota:g} CPUs")]
     if throttled is not None:
@@ -133,6 +137,12 @@ EXAMPLES = (
         case=Case(
             limits=Limits(cpu_quota=4.0, allowed_cpus=_CPUS, throttled_periods=30, periods=100), watched=_watched(2)
         ),
+        subjects=("host",),
+    ),
+    Example(
+        name="a studied loader with 4 workers on 3 CPUs",
+        kind="fires",
+        case=Case(limits=Limits(cpu_quota=3.0, allowed_cpus=_CPUS), loader=case_of().loader),
         subjects=("host",),
     ),
     Example(

@@ -7,8 +7,9 @@ Why it costs
     The job dies: "No space left on device", "unable to allocate shared memory", or a bus error in a worker
     (https://github.com/fastai/docker-containers/issues/21).
 How we know
-    Either the loaders that were watched need more than is free, counted as (workers x prefetch_factor + 2) x bytes of
-    a batch over all ranks, or /dev/shm has no more than Docker's default of 64 MiB.
+    Either the loaders that were watched or studied need more than is free, counted as (workers x prefetch_factor + 2)
+    x bytes of a batch over all ranks; or a trial of tune-loader failed with such a message; or /dev/shm has no more
+    than Docker's default of 64 MiB. Info: they fit here, and would not fit into that default.
 Fix
     `docker run --shm-size=8g` or `--ipc=host`; in Kubernetes an emptyDir volume with `medium: Memory` mounted on
     /dev/shm. NCCL_SHM_DISABLE is no fix: it makes everything slower.
@@ -19,6 +20,7 @@ When to ignore
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpudoctor.model import (
     Case,
@@ -27,6 +29,7 @@ from gpudoctor.model import (
     Gpu,
     Host,
     Limits,
+    LoaderFault,
     Remedy,
     Rule,
     Severity,
@@ -37,6 +40,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.studies import case_of, faults, trial
 
 RULE = Rule(code="CTR001", name="shm-too-small", severity="error", needs=("limits.shm_bytes",), since="0.1")
 
@@ -59,19 +63,27 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if free is not None:
         facts.append(evidence(case, "limits.shm_free_bytes", _mib(free), _mib(need) if need else None))
     severity: Severity = RULE.severity
-    if need and need > (size if free is None else free):
-        message = f"the watched loaders need {_mib(need)} of shared memory, /dev/shm has {_mib(free or size)} free"
+    failed = [fault.text for fault in faults(case.loader) if fault.kind == "shm"] if case.loader is not None else []
+    if failed:
+        message = f"a loader worker ran out of shared memory: {failed[0]}"
+    elif need and need > (size if free is None else free):
+        message = f"the loaders need {_mib(need)} of shared memory, /dev/shm has {_mib(free or size)} free"
     elif size <= case.threshold(RULE.code, "default_shm_bytes"):
         message = (
             f"shared memory (/dev/shm) has {_mib(size)}, a container's default: loader workers and NCCL can run out"
         )
         if need:
-            severity, reason = "warning", f"the watched loaders fit with {_mib(need)}"
+            severity, reason = "warning", f"the loaders fit with {_mib(need)}"
             message = f"{message}; {reason}, more workers or larger batches may not"
         elif not case.gpus:
             severity, message = "info", f"{message}; there is no GPU here that would need it"
         elif case.host.container == "none":
             severity, message = "warning", f"{message}; this is no container, so somebody set it"
+    elif case.loader is not None and need > case.threshold(RULE.code, "default_shm_bytes"):
+        severity = "info"
+        message = (
+            f"the loader needs {_mib(need)} of shared memory: it fits here, not into a container's default of 64 MiB"
+        )
     else:
         return
     yield Finding(
@@ -82,13 +94,17 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         message=message,
         evidence=tuple(facts),
         remedies=REMEDIES,
-        confidence="certain" if need else "likely",
+        confidence="certain" if need or failed else "likely",
     )
 
 
 def _need(case: Case) -> int:
-    """Bytes of shared memory that all watched loaders with workers can fill; 0 when there is none."""
+    """Bytes of shared memory that all watched or studied loaders with workers can fill; 0 when there is none."""
     spare = int(case.threshold(RULE.code, "spare_batches"))
+    if case.loader is not None:
+        loader, ranks = case.loader.loader, case.loader.ranks
+        flying = loader.num_workers * (loader.prefetch_factor or 2) + spare if loader.num_workers else 0
+        return ranks * flying * (case.loader.preflight.batch_bytes or 0)
     return sum(
         (loader.num_workers * (loader.prefetch_factor or 2) + spare) * loader.batch_bytes
         for record in (case.watched.records if case.watched else ())
@@ -134,5 +150,27 @@ EXAMPLES = (
     Example(name="no GPU here", kind="fires", case=_case(64, gpus=0), subjects=("host",), severity="info"),
     Example(name="large enough", kind="quiet", case=_case(8192, batch_mib=100)),
     Example(name="no workers, nothing shared", kind="quiet", case=_case(256, batch_mib=500, workers=0)),
+    Example(
+        name="a studied loader of 32 MiB batches",
+        kind="fires",
+        case=replace(_case(128), loader=case_of(preflight={"batch_bytes": 32 * 2**20}).loader),
+        subjects=("host",),
+    ),
+    Example(
+        name="the same in 8 GiB",
+        kind="fires",
+        case=replace(_case(8192), loader=case_of(preflight={"batch_bytes": 32 * 2**20}).loader),
+        subjects=("host",),
+        severity="info",
+    ),
+    Example(
+        name="torch's message",
+        kind="fires",
+        case=replace(
+            _case(8192),
+            loader=case_of(trials=(trial(2, None, fault=LoaderFault(kind="shm", text="No space left")),)).loader,
+        ),
+        subjects=("host",),
+    ),
     Example(name="size unknown", kind="lacks", case=Case(host=Host(container="docker"))),
 )

@@ -191,6 +191,8 @@ def test_output_on_the_line_of_its_test(line: str, new: str) -> None:
         ("if args.log_every:\n        print(x)", "limits it already"),
         ("if step % 5: continue\n    print(x)", "limits it already"),
         ("def show():\n        print(x)", "no loop"),
+        ("if x:\n        print(x)\n        break", "runs once"),
+        ("if x:\n        print(x)\n        sys.exit(1)", "runs once"),
     ],
 )
 def test_what_is_not(line: str, word: str) -> None:

@@ -17,6 +17,7 @@ EditKind = Literal[
     "pin-copy",
     "device-accumulator",
     "collect-device",
+    "defer-read",
     "drop-call",
     "log-every",
     "call-argument",
@@ -71,6 +72,21 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialBasis:
+    """What the trials belong to: `tune --resume` uses them again only where all of this is still the same."""
+
+    command: tuple[str, ...]
+    cwd: str
+    asked_steps: int | None  # --steps
+    step_at: str | None
+    steps: int  # the window of every trial
+    natural_end: bool  # the command ends by itself within a trial
+    seconds: float  # wall time of the watched run
+    texts: dict[str, str] = field(default_factory=dict)  # SHA-256 by file
+    changes: dict[str, str] = field(default_factory=dict)  # checksum of the edits, by the label that trials use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankBinding:
     """One rank: its GPU by BDF, and the CPUs and NUMA node it is bound to; None where locality is unknown."""
 
@@ -121,6 +137,7 @@ class Prescription:
     loader: tuple[LoaderSettings, ...] = ()
     changes: tuple[Change, ...] = ()
     trials: tuple[Trial, ...] = ()
+    basis: TrialBasis | None = None
     proof: ProofResult | None = None
     scaling: Scaling | None = None  # tune --nproc: the changes are chosen at the largest count that worked
     plan: dict[str, str] | None = None  # the planner comes later

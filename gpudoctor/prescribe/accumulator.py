@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpudoctor.prescribe.counter import loops_around
+from gpudoctor.prescribe.reads import reads_to_convert
 from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, last_name
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def find_accumulation(tree: Tree, line: int) -> Accumulation:
             continue
         first, last = tree.lines(statement)
         for small in statement.body if first <= line <= last else ():
-            parts = _sum_parts(tree, small)
+            parts = sum_parts(tree, small)
             if parts is None:
                 continue
             name, added = parts
@@ -74,7 +75,7 @@ def find_accumulation(tree: Tree, line: int) -> Accumulation:
             outer = [node for node in reads.values() if not any(id(parent) in reads for parent in tree.up(node))]
             if len(outer) != 1:
                 raise CannotEditError(f"what is added to {name} is not one value read from the device")
-            _refuse_factors(tree, added, outer[0], name)
+            refuse_factors(tree, added, outer[0], name)
             read = outer[0]
             value = value_read(tree, read)
             assert isinstance(read, cst.BaseExpression)
@@ -94,7 +95,7 @@ def device_accumulator(tree: Tree, line: int, name: str | None, *, convert: bool
     refuse_cuda_graphs(tree.text)
     loop = innermost_loop(tree, found.statement)
     kind = kind_of(tree, found.value, found.statement)
-    converted = _reads_to_convert(tree, found, loop) if convert else []
+    converted = reads_to_convert(tree, found.name, loop, found.statement) if convert else []
     conversion = _conversion(tree, found, loop, kind, {id(node) for node in converted})
     start, end = tree.span(found.read)
     splices: list[Splice] = [(start, end, as_operand(tree, found.value) + conversion)]
@@ -129,67 +130,7 @@ def read_back(tree: Tree, loop: Loop, line: str) -> list[Splice]:
     return [_after(tree, loop, line)]
 
 
-def _reads_to_convert(tree: Tree, found: Accumulation, loop: Loop) -> list[cst.Name]:
-    """Reads that happen rarely (under a condition of the loop) or are shown, where a tensor would not do as it is."""
-    import libcst as cst
-
-    reads = []
-    for node in tree.walk(loop):
-        if not isinstance(node, cst.Name) or node.value != found.name:
-            continue
-        parents = list(tree.up(node))
-        parents = parents[: [id(parent) for parent in parents].index(id(loop))]
-        first = parents[0] if parents else None
-        if found.statement in parents or not parents:
-            continue
-        if isinstance(first, cst.Attribute) and first.attr is node:
-            continue
-        if isinstance(first, cst.Arg) and first.keyword is node:
-            continue
-        if any(isinstance(p, (cst.AssignTarget, cst.FunctionDef, cst.Lambda, cst.ClassDef, cst.Del)) for p in parents):
-            continue
-        if isinstance(first, (cst.AugAssign, cst.NamedExpr, cst.AnnAssign, cst.For, cst.CompFor)) and (
-            first.target is node
-        ):
-            continue
-        statement = next((p for p in parents if isinstance(p, cst.BaseSmallStatement)), None)
-        if statement is None or _sets(tree, statement, found.name):
-            continue  # the test of a branch, or a new value of the sum itself
-        if (
-            isinstance(first, cst.Arg)
-            and isinstance(parents[1], cst.Call)
-            and last_name(parents[1].func) in {"float", "int"}
-        ):
-            continue
-        if _formatted(parents):
-            continue
-        conditional = any(isinstance(p, (cst.If, cst.Else, cst.ExceptHandler, cst.IfExp)) for p in parents)
-        if conditional or isinstance(statement, cst.Expr):
-            reads.append(node)
-    return reads
-
-
-def _sets(tree: Tree, statement: cst.BaseSmallStatement, name: str) -> bool:
-    import libcst as cst
-
-    if isinstance(statement, (cst.AugAssign, cst.AnnAssign)):
-        return tree.code(statement.target) == name
-    return isinstance(statement, cst.Assign) and any(tree.code(t.target) == name for t in statement.targets)
-
-
-def _formatted(parents: list[cst.CSTNode]) -> bool:
-    """Whether only arithmetic lies between the read and an f-string's field, which takes a tensor as well."""
-    import libcst as cst
-
-    for parent in parents:
-        if isinstance(parent, cst.FormattedStringExpression):
-            return parent.conversion is None
-        if not isinstance(parent, cst.BinaryOperation):
-            return False
-    return False
-
-
-def _sum_parts(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, cst.BaseExpression] | None:
+def sum_parts(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, cst.BaseExpression] | None:
     """The name and what is added, for ``name += x``, ``name = name + x`` and ``name = x + name``."""
     import libcst as cst
 
@@ -237,7 +178,7 @@ def value_read(tree: Tree, node: cst.CSTNode) -> cst.BaseExpression | None:
             return value
 
 
-def _refuse_factors(tree: Tree, added: cst.BaseExpression, read: cst.CSTNode, name: str) -> None:
+def refuse_factors(tree: Tree, added: cst.BaseExpression, read: cst.CSTNode, name: str) -> None:
     """Around the value read stand only factors and divisors that are numbers and do not hold the sum itself."""
     import libcst as cst
 

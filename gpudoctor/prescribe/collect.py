@@ -57,6 +57,19 @@ def find_collection(tree: Tree, line: int) -> Collection:
     raise CannotEditError("no append of a value read from the device at this line")
 
 
+def appended(tree: Tree, small: cst.BaseSmallStatement) -> tuple[str, str, cst.BaseExpression] | None:
+    """(list as it is written, its first name, what is appended) of ``losses.append(value)``, or None."""
+    import libcst as cst
+
+    call = small.value if isinstance(small, cst.Expr) else None
+    if not isinstance(call, cst.Call) or not isinstance(call.func, cst.Attribute):
+        return None
+    name = _name(call.func.value)
+    if call.func.attr.value != "append" or len(call.args) != 1 or name is None:
+        return None
+    return tree.code(call.func.value), name, call.args[0].value
+
+
 def collect_device(tree: Tree, line: int, name: str | None) -> str:
     """The text with the values kept on the device inside the loop."""
     found = find_collection(tree, line)

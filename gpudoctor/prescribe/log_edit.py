@@ -76,7 +76,9 @@ def find_rare(tree: Tree, line: int) -> cst.SimpleStatementLine | cst.If:
         small = simple.body[0]
         if _shows(tree, small) or (isinstance(small, cst.Assert) and _checks(tree, small.test)):
             _refuse_effects(tree, small)
-            tree.siblings(simple)  # a block of its own can be indented
+            siblings, _ = tree.siblings(simple)
+            if _ends(siblings[-1]):
+                raise CannotEditError("the loop ends behind the output, so it runs once")
             return simple
     for check in tree.at(cst.If, line):
         if tree.lines(check)[0] <= line <= tree.lines(check.test)[1] and _checks(tree, check.test):
@@ -170,14 +172,20 @@ def _refuse_check(tree: Tree, check: cst.If) -> None:
     if isinstance(tree.parents[check], cst.If) or check.orelse is not None:
         raise CannotEditError("the check has other branches, which would run as well")
     _refuse_effects(tree, check.test)
-    last: cst.CSTNode = check.body
+    if not _ends(check.body, run=True):
+        raise CannotEditError("what follows from the check has to happen in the same step")
+
+
+def _ends(block: cst.CSTNode, *, run: bool = False) -> bool:
+    """Whether a block or statement ends the loop (with `run`: the whole run) when it is reached."""
+    import libcst as cst
+
+    last: cst.CSTNode = block
     while isinstance(last, (cst.IndentedBlock, cst.SimpleStatementLine, cst.SimpleStatementSuite)):
         last = last.body[-1]
-    ends = isinstance(last, cst.Raise)
     if isinstance(last, cst.Expr) and isinstance(last.value, cst.Call):
-        ends = last_name(last.value.func) in _ENDS
-    if not ends:
-        raise CannotEditError("what follows from the check has to happen in the same step")
+        return last_name(last.value.func) in _ENDS
+    return isinstance(last, cst.Raise) or (not run and isinstance(last, (cst.Return, cst.Break)))
 
 
 def _refuse_effects(tree: Tree, node: cst.CSTNode) -> None:

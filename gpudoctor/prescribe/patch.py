@@ -13,6 +13,7 @@ from gpudoctor.model import Edit
 from gpudoctor.prescribe.accumulator import device_accumulator
 from gpudoctor.prescribe.call_edit import add_setting, set_call_arguments
 from gpudoctor.prescribe.collect import collect_device
+from gpudoctor.prescribe.defer import defer_read
 from gpudoctor.prescribe.disk import apply_to_disk, encoding_of, revert, unified_diff
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
@@ -33,6 +34,7 @@ _ORDER = (
     "drop-call",
     "device-accumulator",
     "collect-device",
+    "defer-read",
     "call-argument",
     "log-every",
     "setting",
@@ -111,6 +113,8 @@ def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str,
             return device_accumulator(tree, line, edit.name, convert=bool(edit.arguments.get("convert"))), None, 0
         case "collect-device":
             return collect_device(tree, line, edit.name), None, 0
+        case "defer-read":
+            return defer_read(tree, line, edit.name), None, 0
         case "pin-copy":
             new, above = pin_copy(tree, line)
             return new, None, above

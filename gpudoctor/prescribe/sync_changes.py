@@ -17,6 +17,7 @@ from gpudoctor.model import Change, Edit, SyncSite, WatchRecord
 from gpudoctor.prescribe.accumulator import CUDA_GRAPHS, find_accumulation
 from gpudoctor.prescribe.collect import find_collection
 from gpudoctor.prescribe.counter import loops_around
+from gpudoctor.prescribe.defer import find_deferral
 from gpudoctor.prescribe.log_edit import EVERY, find_rare, is_check, showing
 from gpudoctor.prescribe.patch import apply_edits
 from gpudoctor.prescribe.proposal import Proposal, place_of, share_of
@@ -29,8 +30,9 @@ _BRANCH = re.compile(r"\s*(if|elif|while|assert)\b")
 
 @dataclass(slots=True)
 class _Rare:
-    """Output of one loop that is to run every N steps."""
+    """Output of one loop, or a check, that is to run every N steps."""
 
+    check: bool = False
     edits: list[Edit] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
@@ -47,12 +49,12 @@ def sync_changes(proposal: Proposal) -> Iterator[Change]:
 class _Syncs:
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
-        self.rare: dict[tuple[str, int], _Rare] = {}  # by file and first line of the loop
+        self.rare: dict[tuple[str, int, bool], _Rare] = {}  # by file and first line of the loop, or of the check
         self.graphs = any(CUDA_GRAPHS.search(text) for text in proposal.texts.values())
 
     def changes(self) -> Iterator[Change]:
         done: set[str] = set()
-        found: list[tuple[Change, _Rare | None]] = []
+        found: list[tuple[Change, list[_Rare]]] = []
         for record, sync in self._waits():
             if sync.site in done:
                 continue
@@ -65,7 +67,7 @@ class _Syncs:
         for rare in self.rare.values():
             yield self._rare_change(rare)
         for change, needed in found:
-            yield change if needed is None else dataclasses.replace(change, needs=(needed.site,))
+            yield dataclasses.replace(change, needs=tuple(rare.site for rare in needed))
 
     def _waits(self) -> list[tuple[WatchRecord, SyncSite]]:
         worst: dict[tuple[str, str], tuple[WatchRecord, SyncSite]] = {}
@@ -80,7 +82,7 @@ class _Syncs:
                     worst[key] = (record, sync)
         return sorted(worst.values(), key=lambda pair: -pair[1].waited_ms)
 
-    def _sync(self, sync: SyncSite) -> tuple[Change, _Rare | None] | None:
+    def _sync(self, sync: SyncSite) -> tuple[Change, list[_Rare]] | None:
         waits = f"waits for the GPU at every step, {sync.waited_ms:.0f} ms in all"
         if sync.function in _DROPPED:
             call = f"torch.cuda.{sync.function}"
@@ -92,7 +94,7 @@ class _Syncs:
                 edits=[Edit(kind="drop-call", site=sync.site, name=call)],
                 reason=f"{call}() {waits}",
             )
-            return change, None
+            return change, []
         title = f"read the value at {sync.site} every N steps"
         rule = _HOST_READS.get(sync.function, "SYN001")
         file, _, number = sync.site.rpartition(":")
@@ -101,13 +103,13 @@ class _Syncs:
             if sync.function not in _HOST_READS and sync.function != "sync":
                 return None
             why = why or "the line is not known"
-            return self._told(rule, sync.site, title, f"{sync.function} {waits}; not patched: {why}"), None
+            return self._told(rule, sync.site, title, f"{sync.function} {waits}; not patched: {why}"), []
         try:
             tree = parse(self.proposal.texts[file].removeprefix("\ufeff"))
         except CannotEditError as error:
-            return self._told(rule, sync.site, title, f"{sync.function} {waits}; {error}"), None
+            return self._told(rule, sync.site, title, f"{sync.function} {waits}; {error}"), []
         reasons = []
-        for attempt in (self._sum, self._list, self._output):
+        for attempt in (self._sum, self._list, self._deferred, self._output):
             try:
                 return attempt(tree, sync, rule, waits)
             except CannotEditError as error:
@@ -116,26 +118,26 @@ class _Syncs:
 
     def _only_told(
         self, tree: Tree, sync: SyncSite, rule: str, title: str, head: str, reasons: Sequence[str]
-    ) -> tuple[Change, _Rare | None] | None:
+    ) -> tuple[Change, list[_Rare]] | None:
         line = _text_of(tree, sync.site)
         if sync.function == "bool" and _BRANCH.match(line):
             why = next(
                 (each for each in reversed(reasons) if not each.startswith("no ")), "it decides what the step does"
             )
             reason = f"{head}{why}: decide on the device (torch.where, clamp) or check every N steps"
-            return self._told("SYN002", sync.site, f"branch on a device value at {sync.site}", reason), None
+            return self._told("SYN002", sync.site, f"branch on a device value at {sync.site}", reason), []
         shown = sync.function in {"format", "repr"} and any(not each.startswith("no ") for each in reasons)
         if not shown and (sync.function not in _HOST_READS or f"{sync.function}(" not in line):
             return None  # the read is inside a library call: the finding tells, and nothing here can be edited
         why = next((each for each in reasons if not each.startswith("no ")), reasons[0])
-        return self._told(rule, sync.site, title, head + why), None
+        return self._told(rule, sync.site, title, head + why), []
 
     def _told(self, rule: str, site: str, title: str, reason: str) -> Change:
         return self.proposal.advice(rule, site, "sync", title, "logging", reason)
 
     # a sum
 
-    def _sum(self, tree: Tree, sync: SyncSite, rule: str, waits: str) -> tuple[Change, _Rare | None]:
+    def _sum(self, tree: Tree, sync: SyncSite, rule: str, waits: str) -> tuple[Change, list[_Rare]]:
         """A value that is summed: kept on the device, if need be with the output that shows the sum made rarer."""
         file, line = place_of(sync.site)
         name = find_accumulation(tree, line).name
@@ -161,13 +163,11 @@ class _Syncs:
                         edits=[edit],
                         reason=f"reading {name} {waits}",
                     )
-                    rare = None
-                    if logs and change.edits:
-                        rare = self._add(tree, logs, f"the output shows {name}, which waits for the GPU")
-                    return change, rare
+                    needed = self._add(tree, logs, f"it shows {name}") if change.edits else []
+                    return change, needed
                 reason = reason if convert and reason else why or reason or "a later use may need a Python number"
         told = f"{sync.function} {waits}; not patched: {reason}"
-        return self._told(rule, sync.site, f"read the value at {sync.site} every N steps", told), None
+        return self._told(rule, sync.site, f"read the value at {sync.site} every N steps", told), []
 
     def _judged(self, file: str, line: int, edit: Edit, logs: Sequence[Edit]) -> tuple[bool, str | None]:
         """Later uses of the sum in the text as it will be."""
@@ -193,7 +193,7 @@ class _Syncs:
 
     # a list
 
-    def _list(self, tree: Tree, sync: SyncSite, rule: str, waits: str) -> tuple[Change, _Rare | None]:
+    def _list(self, tree: Tree, sync: SyncSite, rule: str, waits: str) -> tuple[Change, list[_Rare]]:
         file, line = place_of(sync.site)
         found = find_collection(tree, line)
         if self.graphs:
@@ -209,49 +209,81 @@ class _Syncs:
             edits=[Edit(kind="collect-device", site=sync.site, name=found.name)],
             reason=f"reading a value for {found.place} {waits}; each keeps 512 bytes on the GPU until the loop ends",
         )
-        return change, None
+        return change, []
+
+    # a value under a name of its own
+
+    def _deferred(self, tree: Tree, sync: SyncSite, rule: str, waits: str) -> tuple[Change, list[_Rare]]:
+        """``value = loss.item()``: read only where it is shown, with that output made rarer."""
+        file, line = place_of(sync.site)
+        found = find_deferral(tree, line)
+        if self.graphs:
+            raise CannotEditError("the command uses CUDA graphs, which write their results into the same memory again")
+        edit = Edit(kind="defer-read", site=sync.site, name=found.name)
+        text = self.proposal.texts[file]
+        lines = [*found.shown, *(first for name, at in found.sums for first in showing(tree, at, name))]
+        logs = [
+            Edit(kind="log-every", site=f"{file}:{each}", arguments={"every": EVERY}) for each in dict.fromkeys(lines)
+        ]
+        both = apply_edits(text, [edit, *logs], file=file)
+        refused = {place_of(each.site)[1]: why for each, why in both.refused if each in logs}
+        if edit not in both.applied:
+            raise CannotEditError(next(why for each, why in both.refused if each is edit))
+        if blocking := [line for line in found.each_step if line in refused]:
+            raise CannotEditError(f"line {blocking[0]} needs {found.name} at every step: {refused[blocking[0]]}")
+        for name, at in (*found.sums, *found.lists):
+            is_safe, why = self.proposal.safe(both.text, name, _moved(text, both.text, at))
+            if not is_safe or why is not None:
+                raise CannotEditError(why or f"a later use of {name} may need a Python number")
+        rare = self._add(tree, [log for log in logs if log in both.applied], f"it shows {found.name}")
+        change = self.proposal.change(
+            rule=rule,
+            mechanism="sync",
+            title=f"keep {found.name} on the device",
+            kind="exact",
+            edits=[edit],
+            reason=f"reading {found.name} {waits}",
+        )
+        return change, rare
 
     # output and checks
 
-    def _output(self, tree: Tree, sync: SyncSite, _rule: str, waits: str) -> tuple[Change, _Rare | None] | None:
+    def _output(self, tree: Tree, sync: SyncSite, _rule: str, waits: str) -> tuple[Change, list[_Rare]] | None:
         file, line = place_of(sync.site)
         statement = find_rare(tree, line)
         edit = Edit(kind="log-every", site=f"{file}:{tree.lines(statement)[0]}", arguments={"every": EVERY})
         refused = apply_edits(self.proposal.texts[file], [edit], file=file).refused
         if refused:
             raise CannotEditError(refused[0][1])
-        if is_check(tree, statement):
-            change = self.proposal.change(
-                rule="SYN002",
-                mechanism="sync",
-                title=f"check for NaN every {EVERY} steps at {edit.site}",
-                kind="logging",
-                edits=[edit],
-                reason=f"the check {waits}; a NaN is then noticed up to {EVERY - 1} steps later",
-            )
-            return change, None
-        self._add(tree, [edit], f"the output at {edit.site} {waits}")
+        self._add(tree, [edit], f"it {waits}")
         return None
 
-    def _add(self, tree: Tree, edits: Sequence[Edit], reason: str) -> _Rare:
-        """Gather the output of one loop: it is one decision, and one trial."""
-        file, line = place_of(edits[0].site)
-        statement = find_rare(tree, line)
-        loop = next(loops_around(tree, statement))
-        rare = self.rare.setdefault((file, tree.lines(loop)[0]), _Rare())
-        rare.edits += [edit for edit in edits if edit not in rare.edits]
-        rare.reasons += [reason] if reason not in rare.reasons else []
-        return rare
+    def _add(self, tree: Tree, edits: Sequence[Edit], reason: str) -> list[_Rare]:
+        """Gather the output of one loop, which is one decision and one trial; a check stands for itself."""
+        touched = []
+        for edit in edits:
+            file, line = place_of(edit.site)
+            statement = find_rare(tree, line)
+            check = is_check(tree, statement)
+            loop = next(loops_around(tree, statement))
+            key = (file, tree.lines(statement if check else loop)[0], check)
+            rare = self.rare.setdefault(key, _Rare(check=check))
+            rare.edits += [edit] if edit not in rare.edits else []
+            rare.reasons += [reason] if reason not in rare.reasons else []
+            touched += [rare] if rare not in touched else []
+        return touched
 
     def _rare_change(self, rare: _Rare) -> Change:
         edits = sorted(rare.edits, key=lambda edit: place_of(edit.site))
+        sites = ", ".join(edit.site for edit in edits)
+        noticed = [f"a NaN is then noticed up to {EVERY - 1} steps later"] if rare.check else []
         return self.proposal.change(
-            rule="SYN003",
+            rule="SYN002" if rare.check else "SYN003",
             mechanism="sync",
-            title=f"output every {EVERY} steps at {', '.join(edit.site for edit in edits)}",
+            title=f"{'check for NaN' if rare.check else 'output'} every {EVERY} steps at {sites}",
             kind="logging",
             edits=edits,
-            reason="; ".join(rare.reasons),
+            reason="; ".join([*rare.reasons, *noticed]),
         )
 
 

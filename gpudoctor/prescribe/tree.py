@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +35,7 @@ class Tree:
     ranges: Mapping[cst.CSTNode, tuple[tuple[int, int], tuple[int, int]]]  # (line, column) of start and end
     parents: Mapping[cst.CSTNode, cst.CSTNode]
     below: Mapping[cst.CSTNode, Sequence[cst.CSTNode]]  # children in the order of the text
-    names: Mapping[cst.CSTNode, Any]  # libcst's qualified names, resolved when asked for
+    names: Callable[[], Mapping[cst.CSTNode, Any]]  # libcst's qualified names: most of the cost, so made when asked for
 
     def walk(self, root: cst.CSTNode | None = None) -> Iterator[cst.CSTNode]:
         pending = [root or self.module]
@@ -105,7 +105,7 @@ class Tree:
 
     def refers_to(self, node: cst.CSTNode) -> frozenset[str]:
         """What a name or attribute may refer to, such as torch.utils.data.DataLoader; empty when unknown."""
-        found = self.names.get(node)
+        found = self.names().get(node)
         return frozenset(name.name for name in (found() if callable(found) else found) or ())
 
     def code(self, node: cst.CSTNode) -> str:
@@ -147,9 +147,7 @@ def parse(text: str) -> Tree:
         if module.code != text:
             raise CannotEditError("the file cannot be written back unchanged, so it is left alone")
         wrapper = MetadataWrapper(module, unsafe_skip_copy=True)
-        found: dict[Any, Any] = dict(
-            wrapper.resolve_many([PositionProvider, ParentNodeProvider, QualifiedNameProvider])
-        )
+        found: dict[Any, Any] = dict(wrapper.resolve_many([PositionProvider, ParentNodeProvider]))
     except cst.ParserSyntaxError as error:
         raise CannotEditError(f"line {error.raw_line} does not parse") from None
     except (RecursionError, ValueError, UnicodeError) as error:
@@ -167,7 +165,7 @@ def parse(text: str) -> Tree:
         },
         parents=found[ParentNodeProvider],
         below=below,
-        names=found[QualifiedNameProvider],
+        names=functools.cache(lambda: wrapper.resolve(QualifiedNameProvider)),
     )
 
 

@@ -11,6 +11,7 @@ from gpudoctor.rules.evidence import answering, subject
 _EMPTY: tuple[object, ...] = (None, (), {})
 _STUDIED = "no loader was studied (`gpudoctor tune-loader TARGET` does)"
 _WATCHED = "no training command was watched (`gpudoctor profile -- COMMAND` or `gpudoctor tune` does)"
+_TRACES = "no profiler trace was read (`gpudoctor read TRACE` does)"
 _SOURCE = "no source was read (`gpudoctor sync PATH` does)"
 
 
@@ -53,6 +54,8 @@ def _reason(case: Case, need: str) -> str:
         return _STUDIED
     if need == "source":
         return _SOURCE
+    if head == "traces":
+        return _trace(case, rest)
     if head == "measurements":
         return f"{rest} was not measured" if rest else "nothing was measured"
     if head == "gpus" and not answering(case):
@@ -71,6 +74,17 @@ def lost(case: Case, needs: Sequence[str]) -> list[Unchecked]:
     if not any(need.split(".")[0] == "gpus" for need in needs):
         return []
     return [Unchecked(reason=f"lost{_because(gpu)}", subject=subject(gpu)) for gpu in case.gpus if gpu.lost]
+
+
+def _trace(case: Case, fact: str) -> str:
+    if not case.traces:
+        return _TRACES
+    words = {
+        "loader": "no DataLoader is recorded in the trace",
+        "window_ms": "no GPU events are in the trace",
+        "waits_for_peers_ms": "traces of several ranks that communicate are needed",
+    }
+    return words.get(fact, f"traces.{fact}: not in the trace")
 
 
 def _no_gpu(case: Case) -> str:

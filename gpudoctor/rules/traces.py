@@ -31,6 +31,19 @@ def on_device(case: Case) -> tuple[TraceFacts, ...]:
     return tuple(facts for facts in case.traces if facts.window_ms)
 
 
+def without_steps(case: Case) -> bool:
+    """Whether traces are all that there is to judge by, and none of them marks steps."""
+    alone = case.watched is None and case.source is None
+    return alone and bool(case.traces) and not any(facts.steps for facts in case.traces)
+
+
+def of_step(facts: TraceFacts, total_ms: float) -> Share:
+    """A sum over the whole steps, as a part of one step."""
+    count = max(1, len(facts.steps))
+    wall = sum(step.wall_ms for step in facts.steps)
+    return Share(facts=facts, part_ms=total_ms / count, whole_ms=wall / count)
+
+
 def subject(facts: TraceFacts) -> str:
     return f"rank:{facts.rank}"
 

@@ -10,6 +10,7 @@ How we know
     The command was watched on a GPU: this line copies from host to device in about every step, blocking or from
     unpinned memory, and the share of the step spent in it is above the limit below. Or the source was read: a batch is
     moved in each step without non_blocking=True.
+    Or a profiler trace: copies from pageable memory in each step, during and after which nothing is computed.
 Fix
     Pinned memory on the host side (pin_memory=True in the loader) and non_blocking=True at the copy; either of them
     alone gains nothing. Never pin by hand in the loop: that can take twice as long as the plain copy.
@@ -30,20 +31,33 @@ from gpudoctor.model import (
     Rule,
     SourceSite,
     Step,
+    TraceCopies,
+    TraceFacts,
+    TraceStep,
+    TraceWait,
     Unchecked,
     Watched,
     WatchRecord,
 )
-from gpudoctor.rules import sources
+from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, per_step, records, worst
 
-RULE = Rule(code="CPY001", name="blocking-copy-in-loop", severity="warning", needs=sources.NEEDS, since="0.1")
+RULE = Rule(
+    code="CPY001",
+    name="blocking-copy-in-loop",
+    severity="warning",
+    needs=("watched|source|traces.window_ms",),
+    since="0.1",
+)
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
     if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
+        return
+    if traces.without_steps(case):
+        yield Unchecked(reason="no step is marked in the trace")
         return
     often = case.threshold(RULE.code, "calls_per_step")
     found = [
@@ -55,9 +69,52 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     for copy, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, copy, price)
+    yield from _in_traces(case)
     for site in sources.sites(case, "copy-to-device"):
         if site.non_blocking is False:
             yield _from_source(site)
+
+
+def _in_traces(case: Case) -> Iterator[Finding]:
+    """The time in which nothing is computed: during copies from pageable memory, and after the host waited for them."""
+    often = case.threshold(RULE.code, "calls_per_step")
+    found = []
+    for facts in case.traces:
+        waits = [wait for wait in traces.waits(facts, often) if wait.copy == "h2d"]
+        copies = [item for item in facts.copies if item.kind == "h2d" and item.memory == "pageable"]
+        alone = sum(item.exposed_ms for item in copies) + sum(wait.idle_after_ms for wait in waits)
+        item = traces.of_window(facts, alone)
+        if waits and copies and item.share >= case.threshold(RULE.code, "wait_share"):
+            found.append(item)
+    for item, others in traces.worst(found):
+        waits = [wait for wait in traces.waits(item.facts, often) if wait.copy == "h2d"]
+        lines = list(dict.fromkeys(wait.site for wait in waits if wait.site))
+        rate = sum(wait.calls_per_step or 0.0 for wait in waits)
+        yield Finding(
+            rule=RULE.code,
+            name=RULE.name,
+            severity=RULE.severity,
+            subject=lines[0] if len(lines) == 1 else traces.subject(item.facts),
+            message=(
+                f"{rate:.3g} copies a step go to the GPU from memory that is not pinned;"
+                f" nothing is computed in {item.words()} because of them{others}"
+            ),
+            evidence=tuple(
+                traces.evidence(
+                    item.facts,
+                    "copies",
+                    f"{copy.calls} pageable calls, {copy.gb_s or 0:.3g} GB/s",
+                    "pinned and non_blocking",
+                )
+                for copy in item.facts.copies
+                if copy.kind == "h2d" and copy.memory == "pageable"
+            ),
+            remedies=(
+                Remedy(kind="code", text="pin_memory=True in the DataLoader, and non_blocking=True at the copy"),
+            ),
+            gain=traces.bound(item, "copying from pageable memory", device_idle=True),
+            confidence="likely",
+        )
 
 
 def _waits(copy: CopySite) -> bool:
@@ -133,6 +190,33 @@ def _case(
     return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
 
 
+def _trace(*, exposed_ms: float = 2.0, memory: str = "pageable", per_step: float = 2.0, steps: int = 4) -> Case:
+    copies = TraceCopies(
+        kind="h2d",
+        memory="pinned" if memory == "pinned" else "pageable",
+        calls=8,
+        bytes=8 << 20,
+        ms=exposed_ms * 4,
+        gb_s=4.0,
+        exposed_ms=exposed_ms * 4,
+    )
+    wait = TraceWait(
+        call="cudaMemcpyAsync", origin="aten::to", copy="h2d", calls=8, calls_per_step=per_step, waited_ms=9
+    )
+    facts = TraceFacts(
+        file="trace.json",
+        format="kineto",
+        rank=0,
+        whole_steps=steps,
+        window_ms=80,
+        idle_pct=30,
+        steps=tuple(TraceStep(name=f"ProfilerStep#{n}", wall_ms=20) for n in range(steps)),
+        copies=(copies,),
+        waits=(wait,),
+    )
+    return Case(traces=(facts,))
+
+
 EXAMPLES = (
     Example(name="blocking and unpinned", kind="fires", case=_case(), subjects=("train.py:51",)),
     Example(name="pinned but blocking", kind="fires", case=_case(pinned=100), subjects=("train.py:51",)),
@@ -168,4 +252,9 @@ EXAMPLES = (
     ),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
+    Example(name="a trace computes nothing for 2 of 20 ms", kind="fires", case=_trace(), subjects=("rank:0",)),
+    Example(name="pinned in the trace", kind="quiet", case=_trace(memory="pinned")),
+    Example(name="hidden in the trace", kind="quiet", case=_trace(exposed_ms=0.1)),
+    Example(name="once in the trace", kind="quiet", case=_trace(per_step=0.2)),
+    Example(name="a trace without steps", kind="lacks", case=_trace(steps=0)),
 )

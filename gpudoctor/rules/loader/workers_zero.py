@@ -9,7 +9,8 @@ Why it costs
 How we know
     The command was watched: the loader at this line has num_workers=0, and the share of the step spent waiting for
     it is above the limit below. The gain is bounded by that share; only a trial shows what workers bring.
-    Or the source was read: num_workers is 0, the loop uses a GPU, and __getitem__ decodes or computes.
+    Or the source was read: num_workers is 0, the loop uses a GPU, and __getitem__ decodes or computes. Or a profiler
+    trace shows waits for a loader of one process above the same limits.
 Fix
     num_workers=2 to 4 to begin with, never more than (allowed CPUs or quota) / ranks; `gpudoctor tune` tries and
     proves it. Put the creation of the loader under `if __name__ == "__main__":` where workers are spawned.
@@ -22,17 +23,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
-from gpudoctor.rules import sources
+from gpudoctor.model import (
+    Case,
+    Example,
+    Finding,
+    Remedy,
+    Rule,
+    Step,
+    TraceFacts,
+    TraceLoader,
+    TraceStep,
+    Unchecked,
+    Watched,
+    WatchedLoader,
+    WatchRecord,
+)
+from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
 
-RULE = Rule(code="LDR001", name="workers-zero", severity="warning", needs=sources.NEEDS, since="0.1")
+RULE = Rule(
+    code="LDR001", name="workers-zero", severity="warning", needs=("watched|source|traces.loader",), since="0.1"
+)
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
     if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
+        return
+    if traces.without_steps(case):
+        yield Unchecked(reason="no step is marked in the trace")
         return
     found = [
         (loader, cost(record, loader.wait_ms))
@@ -44,12 +64,13 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         enough = price.waited_ms >= case.threshold(RULE.code, "wait_ms")
         if enough and price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, loader, price)
-    for found in sources.loaders(case):
-        if found.num_workers == 0 and found.costly is not None:
+    yield from _in_traces(case)
+    for told in sources.loaders(case):
+        if told.num_workers == 0 and told.costly is not None:
             yield sources.loader_finding(
                 RULE,
-                found,
-                f"num_workers=0: the training process makes each batch itself; {found.costly}",
+                told,
+                f"num_workers=0: the training process makes each batch itself; {told.costly}",
                 (
                     Remedy(
                         kind="code",
@@ -59,6 +80,41 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
                     ),
                 ),
             )
+
+
+def _in_traces(case: Case) -> Iterator[Finding]:
+    found = [
+        item
+        for facts in case.traces
+        if facts.loader is not None and facts.loader.workers is False
+        if (item := traces.loader_share(facts)) is not None
+        if item.part_ms >= case.threshold(RULE.code, "wait_ms")
+        if item.share >= case.threshold(RULE.code, "wait_share")
+    ]
+    for item, others in traces.worst(found):
+        yield Finding(
+            rule=RULE.code,
+            name=RULE.name,
+            severity=RULE.severity,
+            subject=traces.subject(item.facts),
+            message=f"num_workers=0: the training process waits {item.words()} for the loader{others}",
+            evidence=(
+                traces.evidence(
+                    item.facts, "loader", f"num_workers=0, {item.part_ms:.3g} ms a step", "workers that load ahead"
+                ),
+            ),
+            remedies=(
+                Remedy(
+                    kind="code",
+                    text="num_workers=2 to 4, at most (allowed CPUs or quota) / ranks",
+                    risk="random augmentation draws other numbers in workers",
+                    undo="num_workers=0",
+                ),
+                Remedy(kind="measure", text="gpudoctor tune tries worker counts on the training command"),
+            ),
+            gain=traces.bound(item, "waiting for the loader", device_idle=False),
+            confidence="likely",
+        )
 
 
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
@@ -106,6 +162,18 @@ def _case(*, wait_ms: float, wall_ms: float = 20.0, workers: int = 0, cuda: bool
     return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
 
 
+def _trace(*, wait_ms: float = 12.0, workers: bool = False, steps: int = 5) -> Case:
+    facts = TraceFacts(
+        file="trace.json",
+        format="kineto",
+        rank=0,
+        whole_steps=steps,
+        steps=tuple(TraceStep(name=f"ProfilerStep#{n}", wall_ms=20, loader_wait_ms=wait_ms) for n in range(steps)),
+        loader=TraceLoader(name="loader", workers=workers, calls=5, waited_ms=wait_ms * 5),
+    )
+    return Case(traces=(facts,))
+
+
 EXAMPLES = (
     Example(name="waits 12 of 20 ms", kind="fires", case=_case(wait_ms=12), subjects=("train.py:45",)),
     Example(
@@ -140,4 +208,8 @@ EXAMPLES = (
         kind="lacks",
         case=Case(watched=Watched(command=("python",), cwd="", records=(WatchRecord(pid=1),))),
     ),
+    Example(name="a trace waits 12 of 20 ms", kind="fires", case=_trace(), subjects=("rank:0",)),
+    Example(name="a trace with workers is LDR021", kind="quiet", case=_trace(workers=True)),
+    Example(name="small share in a trace", kind="quiet", case=_trace(wait_ms=1.5)),
+    Example(name="a trace without steps", kind="lacks", case=_trace(steps=0)),
 )

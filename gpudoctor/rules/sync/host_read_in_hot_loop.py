@@ -10,6 +10,7 @@ How we know
     The command was watched: the line reads a tensor on a GPU in about every step and waits. Or the source was read:
     the value comes from something that was moved to or made on a GPU, and the line stands in a loop (or is called from
     one) that runs once a step. One remaining read per step keeps the whole wait, so that all must go to gain anything.
+    Or a profiler trace: the GPU idles after reads (aten::item, aten::is_nonzero) that come in about every step.
 Fix
     Sum on the device (`total += loss.detach()`) and read every N steps, also for progress bars and loggers.
 When to ignore
@@ -19,7 +20,7 @@ When to ignore
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpudoctor.model import (
     Case,
@@ -30,22 +31,35 @@ from gpudoctor.model import (
     SourceSite,
     Step,
     SyncSite,
+    TraceFacts,
+    TraceStep,
+    TraceWait,
     Unchecked,
     Watched,
     WatchRecord,
 )
-from gpudoctor.rules import sources
+from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, function_of, per_step, records, synced, worst
 
-RULE = Rule(code="SYN001", name="host-read-in-hot-loop", severity="warning", needs=sources.NEEDS, since="0.1")
+RULE = Rule(
+    code="SYN001",
+    name="host-read-in-hot-loop",
+    severity="warning",
+    needs=("watched|source|traces.window_ms",),
+    since="0.1",
+)
 
 READS = ("item", "float", "int", "tolist")
+_OPERATORS = {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"}
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
     if case.watched is not None and not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
+        return
+    if traces.without_steps(case):
+        yield Unchecked(reason="no step is marked in the trace")
         return
     found = synced(case, READS, case.threshold(RULE.code, "calls_per_step"))
     for sync, price in worst(found):
@@ -53,6 +67,49 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
             yield _finding(case, sync, price)
     for group in sources.by_line(sources.sites(case, "host-read")):
         yield _from_source(group)
+    found_in_traces = [
+        traces.of_step(facts, sum(wait.idle_after_ms for wait in _reads(case, facts))) for facts in case.traces
+    ]
+    limit = case.threshold(RULE.code, "wait_share")
+    for item, others in traces.worst([item for item in found_in_traces if item.share >= limit]):
+        yield _in_trace(item, _reads(case, item.facts), others)
+
+
+def _reads(case: Case, facts: TraceFacts) -> list[TraceWait]:
+    often = case.threshold(RULE.code, "calls_per_step")
+    return [wait for wait in traces.waits(facts, often) if _OPERATORS & {wait.origin, wait.inner}]
+
+
+def _in_trace(item: traces.Share, reads: Sequence[TraceWait], others: str) -> Finding:
+    lines = list(dict.fromkeys(wait.site for wait in reads if wait.site))
+    rate = sum(wait.calls_per_step or 0.0 for wait in reads)
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=lines[0] if len(lines) == 1 else traces.subject(item.facts),
+        message=f"a tensor is read from the GPU {rate:.1f} times a step, then it idles {item.words()}{others}",
+        evidence=tuple(
+            traces.evidence(
+                item.facts,
+                "waits",
+                f"{wait.origin or wait.call}: {wait.calls_per_step:.3g} a step"
+                + (f" at {wait.site}" if wait.site else ""),
+                "one every N steps",
+            )
+            for wait in reads
+        ),
+        remedies=(
+            Remedy(
+                kind="code",
+                text="keep the value on the device (detach, add up) and read it every N steps",
+                risk="values are logged later or less often",
+            ),
+            *(() if lines else (Remedy(kind="measure", text="record with with_stack=True to see the lines"),)),
+        ),
+        gain=traces.bound(item, "idling after reads", device_idle=True),
+        confidence="likely",
+    )
 
 
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
@@ -122,6 +179,28 @@ def _case(
     return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
 
 
+def _trace(*, origin: str = "aten::item", idle_ms: float = 2.0, per_step: float = 1.0, steps: int = 4) -> Case:
+    wait = TraceWait(
+        call="cudaStreamSynchronize",
+        origin=origin,
+        site="train.py:88",
+        calls=4,
+        calls_per_step=per_step,
+        waited_ms=4,
+        idle_after_ms=idle_ms * 4,
+    )
+    facts = TraceFacts(
+        file="trace.json",
+        format="kineto",
+        rank=0,
+        window_ms=80,
+        idle_pct=30,
+        steps=tuple(TraceStep(name=f"ProfilerStep#{n}", wall_ms=20) for n in range(steps)),
+        waits=(wait,),
+    )
+    return Case(traces=(facts,))
+
+
 EXAMPLES = (
     Example(name="loss.item() in each step", kind="fires", case=_case(), subjects=("train.py:88",)),
     Example(name="float(loss)", kind="fires", case=_case(function="__float__"), subjects=("train.py:88",)),
@@ -145,4 +224,9 @@ EXAMPLES = (
     Example(name="source without a read", kind="quiet", case=sources.example_case()),
     Example(name="nothing watched", kind="lacks", case=Case()),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),
+    Example(name="a trace idles 2 of 20 ms after item()", kind="fires", case=_trace(), subjects=("train.py:88",)),
+    Example(name="a trace that idles after a copy", kind="quiet", case=_trace(origin="aten::to")),
+    Example(name="a trace without idle time after reads", kind="quiet", case=_trace(idle_ms=0.1)),
+    Example(name="one read in the trace", kind="quiet", case=_trace(per_step=0.2)),
+    Example(name="a trace without steps", kind="lacks", case=_trace(steps=0)),
 )

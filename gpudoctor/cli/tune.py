@@ -41,6 +41,9 @@ def command(
         str | None,
         typer.Option("--allow", metavar="CLASSES", help="Also try changes of these classes: logging,numerics."),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Use the trials of the tune in --out again where nothing has changed.")
+    ] = False,
     nproc: Annotated[
         str | None,
         typer.Option(
@@ -94,7 +97,8 @@ def command(
             for count in counts:
                 with_ranks(words, count)  # refused before anything is made
         cwd = Path.cwd()
-        folder = outputs.choose(out, force=force, below=cwd).absolute()
+        folder = outputs.latest(out, below=cwd) if resume else outputs.choose(out, force=force, below=cwd)
+        folder = folder.absolute()
         if words is None:
             cwd, words = copy_example(folder)
         chosen = Options(
@@ -107,6 +111,7 @@ def command(
             allow=classes,
             allow_writes=allow_writes,
             nproc=counts,
+            resume=resume,
             select=tuple(select or ()),
             ignore=tuple(ignore or ()),
             fail_on=fail_on.value if fail_on else "never",

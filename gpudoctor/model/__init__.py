@@ -58,8 +58,10 @@ from gpudoctor.model.prescription import (
     ProofResult,
     RankBinding,
     Trial,
+    TrialBasis,
 )
 from gpudoctor.model.rule import Example, Rule, RuleModule, Unchecked
+from gpudoctor.model.scaling import Scaling, ScalingRank, ScalingRow, ScalingUnit
 from gpudoctor.model.source import SourceFacts, SourceKind, SourceLoader, SourceSite
 from gpudoctor.model.trace import (
     Bound,
@@ -159,6 +161,10 @@ __all__ = [
     "Remedy",
     "Rule",
     "RuleModule",
+    "Scaling",
+    "ScalingRank",
+    "ScalingRow",
+    "ScalingUnit",
     "Setting",
     "Severity",
     "Software",
@@ -183,6 +189,7 @@ __all__ = [
     "TraceTimeline",
     "TraceWait",
     "Trial",
+    "TrialBasis",
     "Unchecked",
     "Verdict",
     "WatchPlan",

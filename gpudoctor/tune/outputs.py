@@ -29,6 +29,18 @@ def choose(named: Path | None, *, force: bool, below: Path) -> Path:
     return named
 
 
+def latest(named: Path | None, *, below: Path) -> Path:
+    """The directory of the tune to resume: the named one, or the last of gpudoctor-out/, gpudoctor-out-2/ ..."""
+    if named is not None:
+        return named
+    found = DEFAULT
+    for number in itertools.count(2):
+        if not (below / f"{DEFAULT}-{number}").is_dir():
+            return below / found
+        found = f"{DEFAULT}-{number}"
+    raise AssertionError("itertools.count does not end")
+
+
 def diff(texts: Mapping[str, tuple[str, str]]) -> str:
     """One unified diff over all changed files; paths are relative to the directory where the command ran."""
     return "".join(patch.unified_diff(file, old, new) for file, (old, new) in sorted(texts.items()))

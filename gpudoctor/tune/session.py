@@ -22,11 +22,12 @@ from gpudoctor.model import (
     Prescription,
     ProofResult,
     Scaling,
+    TrialBasis,
     Watched,
 )
 from gpudoctor.prescribe import launch
 from gpudoctor.prescribe.workers import usable_cpus
-from gpudoctor.tune import candidates, outputs, scaling, vetting, watched
+from gpudoctor.tune import candidates, outputs, resume, scaling, vetting, watched
 from gpudoctor.tune import proof as proving
 from gpudoctor.tune.profiling import no_step
 from gpudoctor.tune.rank_commands import with_ranks
@@ -53,6 +54,7 @@ class Options:
     allow: frozenset[ChangeClass] = frozenset({"exact", "stochastic"})
     allow_writes: bool = False
     nproc: tuple[int, ...] = ()
+    resume: bool = False
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     fail_on: str = "never"
@@ -71,6 +73,7 @@ class Session:
     advice: tuple[Change, ...] = ()
     proof: ProofResult | None = None
     scaling: Scaling | None = None
+    basis: TrialBasis | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -81,6 +84,7 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
     An interruption returns what was measured so far, with exit code 130.
     """
     session = Session(options=options, on_stage=on_stage, machine=machine, case=machine)
+    earlier = resume.read(options.out) if options.resume else None
     sandbox = open_sandbox(options.cwd)
     if sandbox.own is None:
         session.notes.append(f"trials run without an overlay ({sandbox.reason}): writes below it are refused instead")
@@ -95,13 +99,19 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
     )
     try:
         if options.nproc:
-            _scale(session, runner)
-        _discover(session, runner)
+            _scale(session, runner, earlier)
+        why_not = resume.mismatch(earlier, runner, asked_steps=options.steps) if earlier else None
+        if why_not is not None:
+            earlier = None
+            session.notes.append(f"the earlier trials are not used: {why_not}")
+        seconds = _discover(session, runner) if earlier is None else _take_up(session, runner, earlier)
         groups, session.advice, notes = candidates.candidates(
             session.case, runner, select=options.select, ignore=options.ignore, allow=options.allow
         )
         session.notes += notes
-        search = Search(runner, groups, vetting.Vetting(runner, session).vet)
+        session.basis = resume.basis(runner, groups, asked_steps=options.steps, seconds=seconds)
+        trials = runner if earlier is None else resume.Replay(runner, earlier, groups, note=session.notes.append)
+        search = Search(trials, groups, vetting.Vetting(runner, session).vet)
         session.outcome = search.outcome
         if groups:
             on_stage(f"{sum(len(group.options) for group in groups)} settings to try")
@@ -115,31 +125,36 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         sandbox.close()
 
 
-def _scale(session: Session, runner: CommandRunner) -> None:
+def _scale(session: Session, runner: CommandRunner, earlier: resume.Earlier | None) -> None:
     """The command once for each count of ranks; the loop goes on with the largest count that worked."""
     options = session.options
-    session.scaling = scaling.scale(
-        options.command,
-        options.nproc,
-        cwd=options.cwd,
-        sandbox=runner.sandbox,
-        budget_s=options.budget_s * scaling.BUDGET_SHARE,
-        steps=options.steps,
-        step_at=options.step_at,
-        gpu=bool(session.machine.gpus),
-        cpus=math.floor(usable_cpus(session.machine)),
-        check=lambda seen: _guard_files(session, runner, seen),
-        on_stage=session.on_stage,
-    )
-    largest = max(row.ranks for row in session.scaling.rows if row.rate is not None)
+    before = earlier.prescription.scaling if earlier is not None else None
+    if before is not None and tuple(row.ranks for row in before.rows) == options.nproc:
+        found = before
+    else:
+        found = scaling.scale(
+            options.command,
+            options.nproc,
+            cwd=options.cwd,
+            sandbox=runner.sandbox,
+            budget_s=options.budget_s * scaling.BUDGET_SHARE,
+            steps=options.steps,
+            step_at=options.step_at,
+            gpu=bool(session.machine.gpus),
+            cpus=math.floor(usable_cpus(session.machine)),
+            check=lambda seen: _guard_files(session, runner, seen),
+            on_stage=session.on_stage,
+        )
+    session.scaling = found
+    largest = max(row.ranks for row in found.rows if row.rate is not None)
     command = tuple(with_ranks(options.command, largest))
     session.options = dataclasses.replace(options, command=command, budget_s=max(1.0, runner.left_s()))
     runner.command = list(command)
     session.notes.append(f"changes are tried with {largest} {'rank' if largest == 1 else 'ranks'}")
 
 
-def _discover(session: Session, runner: CommandRunner) -> None:
-    """One fully watched run: what the steps wait for, what the loaders are, and how long a run takes."""
+def _discover(session: Session, runner: CommandRunner) -> float:
+    """One fully watched run: what the steps wait for, what the loaders are, and how long a run takes (returned)."""
     options = session.options
     session.on_stage("watching the command as it is")
     begun = time.monotonic()
@@ -159,14 +174,30 @@ def _discover(session: Session, runner: CommandRunner) -> None:
     if problem is not None:
         session.notes.append(f"the unchanged command ended early: {problem}; what was seen until then is used")
     _guard_files(session, runner, seen)
-    runner.baseline_s = elapsed
     runner.steps = _window(seen, elapsed, options)
+    ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
+    runner.natural_end = ended and elapsed <= options.budget_s * NATURAL_SHARE
+    _plan_by(session, runner, seen, elapsed)
+    return elapsed
+
+
+def _take_up(session: Session, runner: CommandRunner, earlier: resume.Earlier) -> float:
+    """The watched run of the earlier tune in place of a fresh one, with its window."""
+    _guard_files(session, runner, earlier.watched)
+    runner.steps, runner.natural_end = earlier.basis.steps, earlier.basis.natural_end
+    _plan_by(session, runner, earlier.watched, earlier.basis.seconds)
+    return earlier.basis.seconds
+
+
+def _plan_by(session: Session, runner: CommandRunner, seen: Watched, elapsed: float) -> None:
+    """What a trial will take, and the Case that the rules judge."""
+    assert runner.steps is not None
+    records = proving.training_records(seen)
+    runner.baseline_s = elapsed
     slowest = min(len(record.steps) or record.batches for record in records)
     if runner.steps < slowest:
         start_up = max(record.start_up_s or 0.0 for record in records)
         runner.baseline_s = start_up + (elapsed - start_up) * runner.steps / slowest
-    ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
-    runner.natural_end = ended and elapsed <= options.budget_s * NATURAL_SHARE
     runner.reserve_s = PROOF_RUNS * runner.baseline_s
     session.case = dataclasses.replace(
         session.machine, watched=seen, measurements=(*session.machine.measurements, *watched.measurements(seen))
@@ -220,6 +251,7 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
         loader=_loader_settings(session.case, outcome),
         changes=(*kept, *outcome.dropped, *session.advice),
         trials=tuple(outcome.trials),
+        basis=session.basis,
         proof=session.proof,
         scaling=session.scaling,
         files=files,
@@ -257,6 +289,7 @@ def _interrupted(session: Session) -> Envelope:
     prescription = Prescription(
         changes=(*session.outcome.dropped, *session.advice),
         trials=tuple(session.outcome.trials),
+        basis=session.basis,
         scaling=session.scaling,
         verdict="interrupted: nothing was confirmed, so nothing is prescribed",
     )

@@ -112,6 +112,7 @@ class TraceLoader:
     workers: bool | None  # False: num_workers=0
     calls: int
     waited_ms: float
+    idle_ms: float | None = None  # of these waits, while the device idled; None without device activity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ def _with_device(
     grouped = group_waits(origins, waits, idle_after(gaps, launched, loader, waits), len(steps.whole) or None)
     del gaps, launched  # as large as the trace
     span = steps.span or work.window
-    bound, verdict = judge(steps, busy, work, loader, waiting, span)
+    bound, verdict, in_steps = judge(steps, busy, work, loader, waiting, span)
     kernels = work.kind <= COMMUNICATION
     counted = int((kernels & (work.launched >= span[0]) & (work.launched < span[1])).sum())
     computing = work.kind == COMPUTE
@@ -127,6 +127,7 @@ def _with_device(
         copies=_copies(recording, work, compute),
         waits=grouped,
         kernels=_kernels(recording, work),
+        loader=dataclasses.replace(facts.loader, idle_ms=in_steps.loader_ms) if facts.loader else None,
         bound=bound,
         verdict=verdict,
     )
@@ -221,8 +222,9 @@ def judge(
     loader: Union,
     waiting: Union,
     span: tuple[int, int],
-) -> tuple[Bound, str]:
-    """What bounds the whole steps (the window, where there are none), in one sentence with the most it can win."""
+) -> tuple[Bound, str, TraceIdle]:
+    """What bounds the whole steps (the window, where there are none), in one sentence with the most it can win, and
+    the idle time in them by cause."""
     start, end = span
     wall = max(1, end - start)
     compute = work.of(COMPUTE).within(start, end)
@@ -239,7 +241,7 @@ def judge(
     by_loader = idle.loader_ms * 1e6
     if by_loader >= _LOADER_BOUND * wall:
         text = f"loader bound: the device idles {of_wall(by_loader)} while the host waits for a batch"
-        return "loader", f"{text}: {_at_most(by_loader, wall)} from loading ahead"
+        return "loader", f"{text}: {_at_most(by_loader, wall)} from loading ahead", idle
     idling = gaps.total()
     by_host = (idle.host_ms + idle.sync_ms + idle.launch_ms) * 1e6
     by_others = (idle.dependency_ms + idle.unknown_ms) * 1e6
@@ -253,16 +255,17 @@ def judge(
     bound = max(parts, key=lambda name: parts[name])
     if bound == "device":
         rest = f"; it idles {of_wall(idling)}, {_reason(idle)}: {_at_most(idling, wall)}" if idling >= wall / 20 else ""
-        return bound, f"device bound: it computes {of_wall(compute)}{rest}"
+        return bound, f"device bound: it computes {of_wall(compute)}{rest}", idle
     if bound == "host":
         only = TraceIdle(host_ms=idle.host_ms, sync_ms=idle.sync_ms, launch_ms=idle.launch_ms)
         text = f"host bound: the device idles {of_wall(by_host)} because the host had not launched work"
-        return bound, f"{text}, {_reason(only)}: {_at_most(by_host, wall)}"
+        return bound, f"{text}, {_reason(only)}: {_at_most(by_host, wall)}", idle
     if bound == "unknown":
-        return bound, f"the device idles {of_wall(by_others)}, {_reason(idle)}: {_at_most(by_others, wall)}"
+        text = f"the device idles {of_wall(by_others)}, {_reason(idle)}"
+        return bound, f"{text}: {_at_most(by_others, wall)}", idle
     does = "communicates" if bound == "communication" else "copies"
     text = f"{bound} bound: the device only {does} in {of_wall(parts[bound])}"
-    return bound, f"{text}: {_at_most(parts[bound], wall)} if it were hidden"
+    return bound, f"{text}: {_at_most(parts[bound], wall)} if it were hidden", idle
 
 
 def _at_most(part: float, wall: float) -> str:

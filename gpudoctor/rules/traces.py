@@ -75,18 +75,29 @@ def idle(facts: TraceFacts) -> TraceIdle:
     return facts.idle or TraceIdle()
 
 
-def bound(item: Share, what: str, *, device_idle: bool) -> Gain:
-    """The rate can rise at most by the share. `device_idle`: the share itself is idle time of the device, else what can
-    be won is also no more than the device's whole idle share."""
-    share = item.share
-    if not device_idle and item.facts.idle_pct is not None:
-        share = min(share, max(item.facts.idle_pct / 100, 0.001))
+def bound(item: Share, what: str) -> Gain:
+    """The rate can rise at most by the share, which must be time in which the device computes nothing."""
+    return Gain(
+        low=1.0,
+        high=round(1.0 / max(0.01, 1.0 - item.share), 3),
+        unit="x",
+        basis="measured",
+        source=f"upper bound: {what} takes {item.share:.0%} of the time in the trace",
+    )
+
+
+def loader_gain(item: Share) -> Gain:
+    """Loading ahead can win the time that the device idled while the host waited for the loader, and no more."""
+    loader = item.facts.loader
+    wall = sum(step.wall_ms for step in item.facts.steps)
+    idled = loader.idle_ms if loader is not None else None
+    share = item.share if idled is None or wall <= 0 else min(item.share, max(0.001, idled / wall))
     return Gain(
         low=1.0,
         high=round(1.0 / max(0.01, 1.0 - share), 3),
         unit="x",
         basis="measured",
-        source=f"upper bound: {what} takes {share:.0%} of the time in the trace",
+        source=f"upper bound: idling while the host waits for the loader takes {share:.0%} of the steps in the trace",
     )
 
 

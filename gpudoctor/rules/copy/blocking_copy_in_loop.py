@@ -112,7 +112,7 @@ def _in_traces(case: Case) -> Iterator[Finding]:
             remedies=(
                 Remedy(kind="code", text="pin_memory=True in the DataLoader, and non_blocking=True at the copy"),
             ),
-            gain=traces.bound(item, "copying from pageable memory", device_idle=True),
+            gain=traces.bound(item, "copying from pageable memory"),
             confidence="likely",
         )
 

@@ -58,7 +58,7 @@ def _finding(item: Share, others: str) -> Finding:
                 undo="one stream",
             ),
         ),
-        gain=bound(item, "copying", device_idle=True),
+        gain=bound(item, "copying"),
         confidence="likely",
     )
 

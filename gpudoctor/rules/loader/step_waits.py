@@ -82,7 +82,7 @@ def _in_trace(item: traces.Share, others: str) -> Finding:
             Remedy(kind="measure", text="gpudoctor tune tries worker counts on the training command"),
             Remedy(kind="code", text="cheaper samples: whole-batch fetching, uint8, faster decoding, a local disk"),
         ),
-        gain=traces.bound(item, "waiting for the loader", device_idle=False),
+        gain=traces.loader_gain(item),
         confidence="likely",
     )
 

@@ -112,7 +112,7 @@ def _in_traces(case: Case) -> Iterator[Finding]:
                 ),
                 Remedy(kind="measure", text="gpudoctor tune tries worker counts on the training command"),
             ),
-            gain=traces.bound(item, "waiting for the loader", device_idle=False),
+            gain=traces.loader_gain(item),
             confidence="likely",
         )
 

@@ -107,7 +107,7 @@ def _in_trace(item: traces.Share, reads: Sequence[TraceWait], others: str) -> Fi
             ),
             *(() if lines else (Remedy(kind="measure", text="record with with_stack=True to see the lines"),)),
         ),
-        gain=traces.bound(item, "idling after reads", device_idle=True),
+        gain=traces.bound(item, "idling after reads"),
         confidence="likely",
     )
 

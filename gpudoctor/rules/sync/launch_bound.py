@@ -69,7 +69,7 @@ def _finding(item: Share, others: str) -> Finding:
             Remedy(kind="config", text="a larger batch", risk="changes the training: learning rate and epochs with it"),
             Remedy(kind="measure", text="time the steps without the profiler: recording slows the host too"),
         ),
-        gain=bound(item, "idling for launches", device_idle=True),
+        gain=bound(item, "idling for launches"),
         confidence="likely",
     )
 

@@ -61,7 +61,19 @@ PARTS = {
     ],
     "not_checked": ["rule", "reason"],
 }
-PRESCRIPTION = ["launch", "loader", "changes", "trials", "proof", "plan", "files", "verdict"]
+PRESCRIPTION = [
+    "launch",
+    "loader",
+    "changes",
+    "trials",
+    "basis",
+    "proof",
+    "scaling",
+    "plan",
+    "patch",
+    "files",
+    "verdict",
+]
 CHANGE = ["id", "rule", "site", "mechanism", "title", "change_class", "edits", "kept", "gain", "reason", "needs"]
 LAUNCH = ["command", "env", "ranks", "because"]
 RANK = ["rank", "gpu", "cpus", "numa_node", "nic"]

@@ -258,8 +258,9 @@ def judge(
         return bound, f"device bound: it computes {of_wall(compute)}{rest}", idle
     if bound == "host":
         only = TraceIdle(host_ms=idle.host_ms, sync_ms=idle.sync_ms, launch_ms=idle.launch_ms)
-        text = f"host bound: the device idles {of_wall(by_host)} because the host had not launched work"
-        return bound, f"{text}, {_reason(only)}: {_at_most(by_host, wall)}", idle
+        text = f"host bound: the device idles {of_wall(by_host)} for work that the host has not launched yet"
+        why = "" if only.host_ms >= max(only.sync_ms, only.launch_ms) else f", {_reason(only)}"
+        return bound, f"{text}{why}: {_at_most(by_host, wall)}", idle
     if bound == "unknown":
         text = f"the device idles {of_wall(by_others)}, {_reason(idle)}"
         return bound, f"{text}: {_at_most(by_others, wall)}", idle

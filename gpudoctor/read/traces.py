@@ -96,7 +96,7 @@ def read_traces(paths: Sequence[Path], stdin: BinaryIO | None = None) -> Traces:
             errors += [f"{name} is cut off or damaged: the first {lines} events were read"] if truncated else []
         artifacts.append(
             Artifact(
-                file=str(path) if path is not None else name,
+                file=name,
                 kind=kind if kind != NOT_READ else "unknown",
                 lines=lines,
                 lines_not_understood=lines_not_understood,

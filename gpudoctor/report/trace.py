@@ -26,7 +26,7 @@ _CAUSES = (
     ("host_ms", "the host launches late"),
     ("launch_ms", "launch latency"),
     ("kernel_ms", "gaps between queued kernels"),
-    ("dependency_ms", "queued work waits (stream, event, process)"),
+    ("dependency_ms", "queued work waits for others"),
     ("unknown_ms", "launch not in the trace"),
 )
 
@@ -278,7 +278,7 @@ def _kernels(facts: TraceFacts, style: Style) -> list[str]:
     title = "  longest on the device"
     if facts.kernels_per_step is not None and facts.median_kernel_us is not None:
         title += f" ({number(facts.kernels_per_step)} kernels a step, median {number(facts.median_kernel_us)} us)"
-    return [title, *_fitted(rows, style, right=(0, 1, 2))]
+    return [*style.fold(title.strip(), first="  ", rest="    "), *_fitted(rows, style, right=(0, 1, 2))]
 
 
 def _fitted(rows: Sequence[Sequence[str]], style: Style, right: Sequence[int]) -> list[str]:

@@ -134,8 +134,8 @@ def trace(
             trace(compute=30, loader_ms=270, loader_waited=270),
             "loader",
             (
-                "loader bound: the GPU idles 260 of 300 ms a step (87 %) while the step waits for a batch at train.py:45:"
-                " at most 7.50x from loading ahead"
+                "loader bound: the GPU idles 260 of 300 ms a step (87 %) while the step waits for a batch"
+                " at train.py:45: at most 7.50x from loading ahead"
             ),
         ),
         (  # the batches of the profiled steps lay ready: the wait counts as idle time as far as there is any

@@ -14,6 +14,7 @@ from _gpudoctor_watch.state import W, clock, local
 MOST_EVENTS = 400000
 MOST_SECONDS = 60.0  # for the window: no step is recorded where it would take longer
 REPLAY_S = 0.002  # a warning comes at most this long after the call that it tells of
+_ended = []  # recordings are kept: freeing one while another is under way has crashed (torch 2.13)
 _WAITS = re.compile(r"^(?:cuda|hip|cu)\w*Synchronize|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy|^cuMemcpy")
 
 
@@ -125,6 +126,7 @@ class Window:
         self.profiler.stop()
         self.found = self.profiler.profiler.kineto_results.events()
         self.events = len(self.found)
+        _ended.append((self.profiler, self.found))
 
     def _keep(self):
         steps = len(self.marks) - 1
@@ -143,7 +145,6 @@ class Window:
             "trace": name,
             "skipped": None,
         }
-        self.profiler = self.found = None
 
     def _join(self):
         """Gives each waiting call that no wrapper timed to the line that sync debug mode named right after it.

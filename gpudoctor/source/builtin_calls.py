@@ -62,7 +62,8 @@ def shown(it: Interpreter, given: Arguments, node: ast.Call, before: int, *, rea
                 it.read(node, "progress bar", value)
             else:
                 it.read(node, "print", value, kind="print")
-    expressions.printed(it, before)
+    if not reads:
+        expressions.printed(it, before)
     return NONE
 
 

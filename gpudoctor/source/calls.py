@@ -111,6 +111,10 @@ def call_expression(it: Interpreter, node: ast.Call) -> Value:
 
 def call(it: Interpreter, target: Value, given: Arguments, node: ast.Call, before: int = 0) -> Value:
     """The result of calling a value."""
+    if isinstance(target.elements, tuple):  # functools.partial
+        values, named = target.elements
+        given = Arguments([*values, *given.values], {**named, **given.named}, given.nodes, given.rest)
+        target = target.with_(elements=None)
     kind = target.kind
     if kind == FUNCTION:
         return call_function(it, target, given, node)

@@ -431,7 +431,7 @@ def _joined_string(it: Interpreter, node: ast.JoinedStr) -> Value:
 def printed(it: Interpreter, before: int) -> None:
     """Reads inside what is printed count as printing too: one wait, two names for it."""
     for candidate in it.candidates[before:]:
-        if candidate.kind == "host-read" and not candidate.extra.get("printed"):
+        if candidate.kind == "host-read" and len(candidate.calls) == len(it.calls):
             candidate.extra["printed"] = True
 
 

@@ -245,11 +245,9 @@ def _rich(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
 
 def _functools(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value:
     del it, node
-    return (
-        given.values[0]
-        if name.endswith("partial") and given.values and given.values[0].kind in (FUNCTION, CLASS)
-        else ANY
-    )
+    if not name.endswith("partial") or not given.values or given.values[0].kind not in (FUNCTION, CLASS):
+        return ANY
+    return given.values[0].with_(elements=(given.values[1:], given.named))
 
 
 def _accelerate(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value:

@@ -183,7 +183,7 @@ def _if(it: Interpreter, node: ast.If) -> str | None:
     rare, reason = conditions.rarity(it, node, test)
     if test.const is False or test.const is None or (test.const == 0 and isinstance(test.const, int)):
         return run(it, node.orelse)
-    if test.const is True:
+    if test.const is True and rare is None:
         return run(it, node.body)
     before = dict(it.scope.names)
     conditions.narrow(it, node.test, true=True)

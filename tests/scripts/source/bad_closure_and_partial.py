@@ -1,0 +1,31 @@
+import torch
+from torch import nn
+
+dev = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Linear(8, 1).to(dev)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+batches = [(torch.randn(4, 8, pin_memory=True), torch.randn(4, 1, pin_memory=True)) for _ in range(8)]
+import functools
+
+
+def record(store, key, value):
+    store[key] = float(value)  # SYN001
+
+
+save = functools.partial(record, {})
+
+
+def step(x, y):
+    def closure():
+        opt.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    return opt.step(closure)
+
+
+for number, (x, y) in enumerate(batches):
+    x, y = x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
+    step(x, y)
+    save(number, nn.functional.mse_loss(model(x), y))

@@ -1,0 +1,17 @@
+import torch
+from torch import nn
+
+dev = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Linear(8, 1).to(dev)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+batches = [(torch.randn(4, 8, pin_memory=True), torch.randn(4, 1, pin_memory=True)) for _ in range(8)]
+LOG = 25
+for step, (x, y) in enumerate(batches):
+    x, y = x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
+    loss = nn.functional.mse_loss(model(x), y)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step % LOG != 0:
+        continue
+    print(step, float(loss))

@@ -1,0 +1,27 @@
+import torch
+from torch import nn
+
+dev = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Linear(8, 1).to(dev)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+batches = [(torch.randn(4, 8, pin_memory=True), torch.randn(4, 1, pin_memory=True)) for _ in range(8)]
+
+
+@torch.no_grad()
+def accuracy(loader):
+    model.eval()
+    right = 0
+    for x, y in loader:
+        right += (model(x.to(dev)) > 0).sum().item()
+    model.train()
+    return right
+
+
+for epoch in range(3):
+    for x, y in batches:
+        x, y = x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
+        loss = nn.functional.mse_loss(model(x), y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    print(epoch, accuracy(batches), loss.item())

@@ -1,0 +1,24 @@
+import torch
+from torch import nn
+
+dev = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = nn.Linear(8, 1).to(dev)
+opt = torch.optim.SGD(model.parameters(), lr=1e-2)
+batches = [(torch.randn(4, 8, pin_memory=True), torch.randn(4, 1, pin_memory=True)) for _ in range(8)]
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--debug", action="store_true")
+args = parser.parse_args()
+for x, y in batches:
+    try:
+        x, y = x.to(dev, non_blocking=True), y.to(dev, non_blocking=True)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        opt.step()
+    except RuntimeError:
+        torch.cuda.empty_cache()
+        print("failed", loss.item())
+        raise
+    if args.debug:
+        print(loss)

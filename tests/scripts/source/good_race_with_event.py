@@ -1,0 +1,17 @@
+import torch
+from torch import nn
+
+device = torch.device("cuda")
+model = nn.Linear(8, 8).to(device)
+host = torch.empty(8, 8, pin_memory=True)
+done = torch.cuda.Event()
+x = torch.randn(8, 8, device=device)
+for step in range(10):
+    y = model(x)
+    host.copy_(y, non_blocking=True)
+    done.record()
+    done.synchronize()
+    print(step, host.sum())
+late = model(x).to("cpu", non_blocking=True)
+torch.cuda.synchronize()
+print(late.numpy())

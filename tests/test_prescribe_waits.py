@@ -213,6 +213,14 @@ def test_cuda_graphs_anywhere_keep_device_scalars_away() -> None:
     assert "CUDA graphs" in (changes[0].reason or "")
 
 
+def test_the_line_that_counts_steps_is_not_made_rarer() -> None:
+    changes = proposed(MADE, *MADE_SYNCS, step_source="step-at", step_site=at(MADE, "print"))
+    assert not any(change.title.startswith("output") and change.edits for change in changes)
+    assert any("steps are counted at this line" in (change.reason or "") for change in changes)
+    changes = proposed(SHOWN, *SHOWN_SYNCS, step_source="step-at", step_site=at(SHOWN, "print"))
+    assert all(change.edits == () for change in changes)
+
+
 # copies
 
 
@@ -235,6 +243,10 @@ def test_a_copy_alone_has_its_own_mechanism() -> None:
 )
 def test_copies_that_are_left_alone(values: dict[str, Any]) -> None:
     assert proposed(MADE, copies=(copy(MADE, "x.to(device)", waited_ms=500.0, **values),)) == []
+
+
+def test_a_copy_inside_of_a_library_call_is_left_alone() -> None:
+    assert proposed(MADE, copies=(copy(MADE, "clip_grad_norm_", waited_ms=500.0),)) == []
 
 
 def test_a_line_that_does_not_always_copy_is_left_alone() -> None:

@@ -54,11 +54,19 @@ def pin_changes(proposal: Proposal, mechanism: str) -> Iterator[Change]:
         )
 
 
+def _written(proposal: Proposal, copy: CopySite) -> bool:
+    """Whether the line itself holds the call; else it is made inside of a library, and nothing here can be edited."""
+    file, number = place_of(copy.site)
+    lines = proposal.texts.get(file, "").split("\n")
+    return 0 < number <= len(lines) and f".{copy.function}(" in lines[number - 1]
+
+
 def _made_each_step(proposal: Proposal, copy: CopySite) -> bool:
     """Whether every call at the line copied to the device, none of it from pinned memory or from a loader."""
     same = [each for record in proposal.records for each in record.copies if each.site == copy.site]
     return (
         copy.function in {"to", "cuda"}
+        and _written(proposal, copy)
         and all(each.kind == "h2d" or each.calls == 0 for each in same)
         and not any(each.pinned or each.from_loader for each in same)
     )

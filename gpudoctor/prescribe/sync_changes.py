@@ -50,6 +50,8 @@ class _Syncs:
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
         self.rare: dict[tuple[str, int, bool], _Rare] = {}  # by file and first line of the loop, or of the check
+        # A line at which steps are counted has to run at every step.
+        self.counted = {record.step_site for record in proposal.records if record.step_source == "step-at"}
         self.graphs = any(CUDA_GRAPHS.search(text) for text in proposal.texts.values())
 
     def changes(self) -> Iterator[Change]:
@@ -187,7 +189,7 @@ class _Syncs:
         edits = []
         for first in showing(tree, line, name):
             edit = Edit(kind="log-every", site=f"{file}:{first}", arguments={"every": EVERY})
-            if not apply_edits(self.proposal.texts[file], [edit], file=file).refused:
+            if edit.site not in self.counted and not apply_edits(self.proposal.texts[file], [edit], file=file).refused:
                 edits.append(edit)
         return edits
 
@@ -222,6 +224,8 @@ class _Syncs:
         edit = Edit(kind="defer-read", site=sync.site, name=found.name)
         text = self.proposal.texts[file]
         lines = [*found.shown, *(first for name, at in found.sums for first in showing(tree, at, name))]
+        if counted := self.counted & {f"{file}:{each}" for each in lines}:
+            raise CannotEditError(f"steps are counted at {counted.pop()}, which shows {found.name}")
         logs = [
             Edit(kind="log-every", site=f"{file}:{each}", arguments={"every": EVERY}) for each in dict.fromkeys(lines)
         ]
@@ -255,6 +259,8 @@ class _Syncs:
         refused = apply_edits(self.proposal.texts[file], [edit], file=file).refused
         if refused:
             raise CannotEditError(refused[0][1])
+        if edit.site in self.counted:
+            raise CannotEditError("steps are counted at this line")
         self._add(tree, [edit], f"it {waits}")
         return None
 

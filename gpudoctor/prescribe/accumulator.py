@@ -207,7 +207,7 @@ def _is_size(call: cst.Call) -> bool:
 def innermost_loop(tree: Tree, statement: cst.CSTNode) -> Loop:
     loop = next(loops_around(tree, statement), None)
     if loop is None:
-        raise CannotEditError("the sum stands in no loop of its function")
+        raise CannotEditError("the line stands in no loop of its function")
     return loop
 
 

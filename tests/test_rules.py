@@ -46,6 +46,8 @@ CATALOGUE = {
     "LDR019": ("snapshot-every-step", "warning"),
     "LCH006": ("cpu-thread-oversubscription", "warning"),
     "CTR008": ("open-files-limit", "error"),
+    "CTR009": ("host-memory-exhausted", "error"),
+    "LDR014": ("tokenizers-fork-notice", "info"),
     "LDR021": ("step-waits-for-loader", "warning"),
     "LDR023": ("per-row-fetching", "warning"),
     "SYN001": ("host-read-in-hot-loop", "warning"),

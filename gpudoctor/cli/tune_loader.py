@@ -95,7 +95,6 @@ def command(
             study,
             session.machine,
             cwd=cwd,
-            records=session.records,
             select=select or (),
             ignore=ignore or (),
             fail_on=fail_on.value if fail_on else "never",

@@ -13,7 +13,22 @@ from gpudoctor.model.finding import Gain
 from gpudoctor.model.watch import FetchProbe, WatchedLoader
 
 # exception: raised by the user's code; the others are what the texts and the state of the processes show.
-FaultKind = Literal["exception", "hang", "killed", "shm", "files", "pickle", "ragged", "cuda", "timeout", "lost"]
+# tokenizers and hint are messages that tell of no fault.
+FaultKind = Literal[
+    "exception",
+    "hang",
+    "killed",
+    "oom",
+    "shm",
+    "files",
+    "pickle",
+    "ragged",
+    "cuda",
+    "timeout",
+    "lost",
+    "tokenizers",
+    "hint",
+]
 # What limits the rate, found by leaving parts out: the rows, the collating, the handing over, the step itself.
 Limit = Literal["storage", "waiting", "decoding", "collating", "transport", "step", "unknown"]
 
@@ -161,6 +176,7 @@ class LoaderStudy:
     step_ms: float | None = None  # without waiting for the loader
     step_from: Literal["given", "observed"] | None = None
     trials: tuple[LoaderTrial, ...] = ()
+    faults: tuple[LoaderFault, ...] = ()  # told by a log
     fetch_probe: FetchProbe | None = None
     present_known: bool = False  # the loader's own settings are the user's (not ours for a bare dataset)
     choice: LoaderChoice | None = None

@@ -103,6 +103,7 @@ def _join(one: Part, other: Part) -> Part | None:
         nics=a.nics or b.nics,
         acs=(*a.acs, *b.acs),
         measurements=measurements,
+        loader=a.loader or b.loader,
         gaps=(*a.gaps, *b.gaps),
         sources=(*a.sources, *b.sources),
         conflicts=(*a.conflicts, *b.conflicts),

@@ -17,6 +17,7 @@ from gpudoctor.read import (
     smi_nvlink,
     smi_p2p,
     superbench_copy,
+    torch_errors,
 )
 from gpudoctor.read.parts import Parts
 
@@ -45,6 +46,7 @@ READERS = (
     Reader(lspci.KIND_ACS, lspci.is_kind_acs, lspci.read_acs),
     Reader(smi_p2p.KIND, smi_p2p.is_kind, smi_p2p.read_text),
     Reader(smi_nvlink.KIND, smi_nvlink.is_kind, smi_nvlink.read_text),
+    Reader(torch_errors.KIND, torch_errors.is_kind, torch_errors.read_text),
 )
 _BY_KIND = {reader.kind: reader for reader in READERS}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpudoctor.model import (
     Case,
+    Gain,
     LoaderChoice,
     LoaderFault,
     LoaderPreflight,
@@ -36,9 +37,17 @@ def median_start_s(trials: Iterable[LoaderTrial]) -> float:
     return statistics.median(starts) if starts else 0.0
 
 
+def at_most(gain: Gain | None) -> Gain | None:
+    """The gain of the loader alone, as a bound of what a step can gain: where the step hides the wait, it is none."""
+    if gain is None:
+        return None
+    source = "upper bound: what the loader alone gained in trials"
+    return Gain(low=1.0, high=max(1.0, gain.high), unit=gain.unit, basis=gain.basis, source=source)
+
+
 def faults(study: LoaderStudy) -> list[LoaderFault]:
-    """What went wrong, each text once: in the preflight, then in the trials."""
-    found = [study.preflight.fault, *(trial.fault for trial in study.trials)]
+    """What went wrong, each text once: in the preflight, then in the trials; or what a log tells."""
+    found = [study.preflight.fault, *(trial.fault for trial in study.trials), *study.faults]
     texts: dict[str, LoaderFault] = {}
     for fault in found:
         if fault is not None:

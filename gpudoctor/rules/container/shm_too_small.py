@@ -42,7 +42,7 @@ from gpudoctor.model import (
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.studies import case_of, faults, trial
 
-RULE = Rule(code="CTR001", name="shm-too-small", severity="error", needs=("limits.shm_bytes",), since="0.1")
+RULE = Rule(code="CTR001", name="shm-too-small", severity="error", needs=(), since="0.1")
 
 REMEDIES = (
     Remedy(
@@ -53,7 +53,11 @@ REMEDIES = (
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
+    failed = [fault.text for fault in faults(case.loader) if fault.kind == "shm"] if case.loader is not None else []
     size = case.limits.shm_bytes
+    if failed:
+        yield _failed(case, failed[0])
+        return
     if size is None:
         yield Unchecked(reason="the size of /dev/shm is unknown")
         return
@@ -63,10 +67,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if free is not None:
         facts.append(evidence(case, "limits.shm_free_bytes", _mib(free), _mib(need) if need else None))
     severity: Severity = RULE.severity
-    failed = [fault.text for fault in faults(case.loader) if fault.kind == "shm"] if case.loader is not None else []
-    if failed:
-        message = f"a loader worker ran out of shared memory: {failed[0]}"
-    elif need and need > (size if free is None else free):
+    if need and need > (size if free is None else free):
         message = f"the loaders need {_mib(need)} of shared memory, /dev/shm has {_mib(free or size)} free"
     elif size <= case.threshold(RULE.code, "default_shm_bytes"):
         message = (
@@ -94,7 +95,23 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         message=message,
         evidence=tuple(facts),
         remedies=REMEDIES,
-        confidence="certain" if need or failed else "likely",
+        confidence="certain" if need else "likely",
+    )
+
+
+def _failed(case: Case, text: str) -> Finding:
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject="host",
+        message=f"a loader worker ran out of shared memory: {text}",
+        evidence=(
+            evidence(case, "loader", text, "room for every batch in flight"),
+            *([evidence(case, "limits.shm_bytes", _mib(case.limits.shm_bytes))] if case.limits.shm_bytes else ()),
+        ),
+        remedies=REMEDIES,
+        confidence="certain",
     )
 
 

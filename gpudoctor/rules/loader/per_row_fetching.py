@@ -26,6 +26,8 @@ from gpudoctor.model import (
     Example,
     FetchProbe,
     Finding,
+    LoaderChoice,
+    LoaderStudy,
     Remedy,
     Rule,
     Step,
@@ -36,11 +38,16 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules.evidence import evidence
 from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
+from gpudoctor.rules.studies import at_most, case_of
 
-RULE = Rule(code="LDR023", name="per-row-fetching", severity="warning", needs=("watched",), since="0.1")
+RULE = Rule(code="LDR023", name="per-row-fetching", severity="warning", needs=("watched|loader",), since="0.1")
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
+    if case.loader is not None:
+        yield from _studied(case, case.loader)
+    if case.watched is None:
+        return
     if not records(case):
         yield Unchecked(reason="no step was seen in the watched command")
         return
@@ -58,6 +65,37 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     for loader, price in worst(found):
         if price.share >= case.threshold(RULE.code, "wait_share") and loader.fetch_probe is not None:
             yield _finding(case, loader, price, loader.fetch_probe)
+
+
+def _studied(case: Case, study: LoaderStudy) -> Iterator[Finding]:
+    """A study measures the whole loader both ways, so its gain is measured and not only bounded."""
+    probe, loader = study.fetch_probe, study.loader
+    if probe is None or probe.error is not None or not (probe.equal and probe.repeatable) or loader.batch_size is None:
+        return
+    chosen = study.choice is not None and study.choice.whole_batch and study.verdict == "change"
+    if _factor(probe) < case.threshold(RULE.code, "factor") or not chosen:
+        return
+    yield Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=RULE.severity,
+        subject=study.site,
+        message=f"{probe.rows} rows take {probe.row_by_row_ms:.1f} ms one by one and {probe.whole_batch_ms:.1f} ms as "
+        "one batch, with equal results; the loader that fetches whole batches was the fastest of all tried",
+        evidence=(
+            evidence(case, "loader", f"{probe.row_by_row_ms:.2f} ms", f"{probe.whole_batch_ms:.2f} ms as a whole"),
+        ),
+        remedies=(
+            Remedy(
+                kind="code",
+                text="sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last), batch_size=None",
+                undo="the former sampler and batch_size",
+            ),
+            Remedy(kind="code", text="or a __getitems__ method on the dataset that returns the list of rows"),
+        ),
+        gain=at_most(study.gain),
+        confidence="certain",
+    )
 
 
 def _factor(probe: FetchProbe) -> float:
@@ -129,6 +167,17 @@ EXAMPLES = (
     Example(name="no wait", kind="quiet", case=_case(_probe(), wait_ms=0.1)),
     Example(name="collate needs single samples", kind="quiet", case=_case(None, custom_collate=True)),
     Example(name="iterable dataset", kind="quiet", case=_case(None, iterable=True)),
+    Example(
+        name="studied, and the fastest",
+        kind="fires",
+        case=case_of(
+            fetch_probe=_probe(),
+            verdict="change",
+            choice=LoaderChoice(arguments={"num_workers": 0}, whole_batch=True),
+        ),
+        subjects=("data.py:12",),
+    ),
+    Example(name="studied, and workers do as well", kind="quiet", case=case_of(fetch_probe=_probe())),
     Example(name="not compared", kind="lacks", case=_case(None)),
     Example(name="nothing watched", kind="lacks", case=Case()),
 )

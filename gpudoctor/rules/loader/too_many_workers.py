@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from gpudoctor.model import Case, Example, Finding, Gain, LoaderChoice, LoaderStudy, Remedy, Rule
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.studies import case_of, mib, trial
+from gpudoctor.rules.studies import at_most, case_of, mib, trial
 
 RULE = Rule(code="LDR006", name="too-many-workers", severity="warning", needs=("loader",), since="0.2")
 
@@ -51,7 +51,7 @@ def _finding(case: Case, study: LoaderStudy, fewer: int, what: str) -> Finding:
         message=f"num_workers={study.loader.num_workers}: {what}",
         evidence=(evidence(case, "loader", f"{study.loader.num_workers} workers", f"{fewer}"),),
         remedies=(Remedy(kind="code", text=f"num_workers={fewer}", undo=f"num_workers={study.loader.num_workers}"),),
-        gain=study.gain if changed else None,
+        gain=at_most(study.gain) if changed else None,
         confidence="likely",
     )
 

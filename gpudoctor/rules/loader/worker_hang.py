@@ -27,7 +27,8 @@ RULE = Rule(code="LDR016", name="worker-hang", severity="error", needs=("loader"
 def check(case: Case) -> Iterator[Finding]:
     study = case.loader
     assert study is not None  # `needs`
-    for fault in [item for item in faults(study) if item.kind in ("hang", "killed")][:1]:
+    # the last one: after a first hang each row is followed, so that it names the row
+    for fault in [item for item in faults(study) if item.kind in ("hang", "killed")][-1:]:
         ended = fault.kind == "killed"
         yield Finding(
             rule=RULE.code,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from gpudoctor.model import Gain, Limit, LoaderChoice, LoaderTrial
+from gpudoctor.model import Gain, Limit, LoaderChoice, LoaderFault, LoaderTrial
 from gpudoctor.tune.loader.search import MINIMUM_GAIN, Outcome, Ratio, Setting
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 BUSY_NOISE = 0.18  # of one trial: nothing but a clear difference can be told then
 CLEAR = 1.25  # a gain that even a busy host does not fake, when its whole interval lies above
 WIDE = 1.5  # high over low of an interval that tells nothing
+REACHED = 0.95  # of what the step can use: its wait is then about 5 %
 NEARLY = 0.85  # of the rate with a part ready-made: that part costs little
 COLD = 2.0  # rows from storage that cost so many times the same rows from memory
 BOUND_BY_CPU = 0.6  # share of a row's time that is CPU time
@@ -51,15 +52,18 @@ def verdict(session: Session) -> Judgement:
     """From the outcomes of the searches; every branch says why."""
     fault = session.preflight.fault
     if fault is not None:
-        where = f" at row {fault.index}" if fault.index is not None else ""
-        return Judgement(word="no verdict", reason=f"the dataset fails{where}: {fault.text}")
+        return Judgement(word="no verdict", reason=f"the dataset fails{_where(fault)}: {fault.text}")
     rows = session.rows
     if rows is None:
         return Judgement(word="no verdict", reason=session.notes[-1] if session.notes else "nothing was measured")
     if rows.best is None:
         failed = next((trial.fault for trial in _trials(session) if trial.fault is not None), None)
-        why = failed.text if failed is not None else "no trial fitted into the budget"
+        why = f"{failed.text}{_where(failed)}" if failed is not None else "no trial fitted into the budget"
         return Judgement(word="no verdict", reason=f"no setting gave a rate: {why}")
+    stopped = next((trial.stopped_at for trial in _trials(session) if trial.stopped_at is not None), None)
+    if stopped is not None:
+        reason = f"an epoch ends early: row {stopped} raises StopIteration, which no row may do"
+        return Judgement(word="no verdict", reason=reason, choice=_present_choice(session))
     whole = _whole_gain(session)
     if whole is not None:
         return _whole(session, whole)
@@ -77,6 +81,12 @@ def verdict(session: Session) -> Judgement:
         return Judgement(
             word="keep", reason="the loader keeps up with the step as it is", choice=_present_choice(session)
         )
+    failed = _failure(session, present)
+    if failed is not None:
+        # too little memory or too few files is a matter of settings; anything else has to be mended first
+        word: Literal["change", "no verdict"] = "change" if failed.kind in ("shm", "files", "oom") else "no verdict"
+        reason = f"with workers the loader fails{_where(failed)}: {failed.text}"
+        return Judgement(word=word, reason=reason, choice=choice if word == "change" else _present_choice(session))
     if ratio is None:
         return Judgement(
             word="no verdict", reason="the present setting could not be measured in the budget", choice=choice
@@ -91,6 +101,10 @@ def verdict(session: Session) -> Judgement:
         )
     if busy or ratio.high / ratio.low > WIDE:
         return Judgement(word="no verdict", reason=_busy(session, rows), choice=_present_choice(session))
+    if ratio.value == 1:
+        return Judgement(
+            word="keep", reason="the present setting is the best of what was tried", choice=_present_choice(session)
+        )
     return Judgement(
         word="keep",
         reason=f"the present setting is within the noise of the best ({ratio.low:.2f} to {ratio.high:.2f} of it)",
@@ -113,12 +127,9 @@ def limit(session: Session) -> tuple[Limit, str]:
     rows, preflight = session.rows, session.preflight
     if rows is None or rows.best is None:
         return "unknown", ""
-    runner = session.runner
     rate = rows.rates.get(rows.best)
-    if runner is not None and runner.step_ms and rate:
-        target = (session.loader().batch_size or 1) * 1000 / runner.step_ms
-        if rate >= 0.95 * target:
-            return "step", f"the loader gives {rate:.0f} of the {target:.0f} samples/s that the step can use"
+    if session.ceiling and rate and rate >= REACHED * session.ceiling:
+        return "step", f"the loader gives {rate:.0f} of the {session.ceiling:.0f} samples/s that the step can use"
     real, ready_rows, ready_batch = (_cause_rate(session, part) for part in ("real", "rows", "batch"))
     if real and ready_rows:
         if real >= NEARLY * ready_rows:
@@ -257,12 +268,27 @@ def _present_choice(session: Session) -> LoaderChoice:
 
 def _reaches(session: Session, present: Setting | None) -> bool:
     """Whether the present setting gives all that the step can use."""
-    runner, rows = session.runner, session.rows
-    if runner is None or not runner.step_ms or rows is None or present is None:
+    rows = session.rows
+    if session.ceiling is None or rows is None or present is None:
         return False
-    target = (session.loader().batch_size or 1) * 1000 / runner.step_ms
     rate = rows.rates.get(_plain(present))
-    return rate is not None and rate >= 0.95 * target
+    return rate is not None and rate >= REACHED * session.ceiling
+
+
+def _failure(session: Session, present: Setting) -> LoaderFault | None:
+    """How trials with at most the present number of workers failed, when none of them gave a rate."""
+    own = [
+        trial
+        for trial in _trials(session)
+        if 0 < trial.workers <= present.workers and trial.part == "real" and not trial.whole_batch
+    ]
+    faults = [trial.fault for trial in own if trial.fault is not None and trial.fault.kind != "timeout"]
+    return faults[0] if own and len(faults) == len(own) else None
+
+
+def _where(fault: LoaderFault) -> str:
+    row = f" at row {fault.index}" if fault.index is not None else ""
+    return row + (f" ({fault.site})" if fault.site else "")
 
 
 def _clear(ratio: Ratio) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,9 @@ from gpudoctor.tune.loader.search import Purpose, Setting
 # Before anything was measured: to start one worker, beside a fixed part (ours, idle: fork 0.13, 0.21, 0.44 s to the
 # first batch with 1, 2, 4 workers; spawn 5.3, 8.3, 10.2 s).
 START_S = {"fork": (0.1, 0.1), "spawn": (3.5, 1.8), "forkserver": (3.0, 1.8)}
-HANG_LEAST_S = 8.0
+HANG_S = (3.0, 8.0)  # a row that takes a fifth of the budget, within these bounds, hangs at the earliest
 HANG_ROWS = 50  # a row that takes so many times the slowest one seen hangs
+_CUT_OFF = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
 GRACE_S = 5.0  # for an answer, beyond the deadline that the other side keeps itself
 LEAST_BATCHES = 8
 SLOW_ROW_MS = 0.02  # below it, following each row would cost more than it tells
@@ -38,6 +40,7 @@ class LiveRunner:
     ) -> None:
         self.candidates = candidates
         self.deadline = deadline
+        self.hang_least_s = min(HANG_S[1], max(HANG_S[0], self.left_s() / 5))
         self.on_trial = on_trial
         self.trials: list[LoaderTrial] = []
         self.preflight = LoaderPreflight()
@@ -45,6 +48,7 @@ class LiveRunner:
         self.batch_size = 1
         self.expected_batches: int | None = None
         self.persistent = False  # as the user has it
+        self.follow = False  # each row is followed, after one has hung
         self.whole_epochs = False  # epochs end before the deepest queue is settled: whole ones are timed instead
         self.fixed_s, self.each_s = START_S.get(start_method, START_S["spawn"])
         self.starts: dict[int, float] = {}  # measured start and end, by workers
@@ -98,20 +102,21 @@ class LiveRunner:
             "step_ms": self.step_ms,
             "deadline_s": deadline_s,
             "hang_s": self.hang_s(),
-            "follow": (self.preflight.row_ms or 1.0) > SLOW_ROW_MS,
+            "follow": self.follow or (self.preflight.row_ms or 1.0) > SLOW_ROW_MS,
         }
         replies = self.candidates.ask(request, deadline_s=deadline_s + GRACE_S)
         trials = [self._read(reply, setting, purpose, part, persistent, pin_memory) for reply in replies]
         slowest = min(trials, key=lambda trial: trial.rate if trial.rate is not None else -1.0)
         if slowest.rate is not None and part == "real":
             self._learn(setting, slowest)
+        self.follow = self.follow or (slowest.fault is not None and slowest.fault.kind == "hang")
         self.trials.append(slowest)
         return slowest
 
     def hang_s(self) -> float:
         """How long one row (or batch, where rows are not followed) may take before it counts as hanging."""
         slowest = max(self.preflight.row_max_ms or 0.0, self.preflight.row_mean_ms or 0.0) / 1000
-        return max(HANG_LEAST_S, HANG_ROWS * slowest)
+        return max(self.hang_least_s, HANG_ROWS * slowest)
 
     def decide_window(self, most_workers: int, prefetch: int) -> None:
         """The same way of timing for all candidates: windows, or whole epochs with workers that persist."""
@@ -222,6 +227,10 @@ def read_fault(reply: Reply) -> LoaderFault | None:
     kind = raw.get("kind", "exception")
     if kind in ("exception", "lost", "killed"):
         kind = fault_kind(whole) or kind
+    if kind == "exception" and not own and _CUT_OFF.match(text):
+        kind, text = "killed", f"a worker ended while it handed a batch over ({text})"
+    if kind in ("oom", "killed"):  # a log that says Killed means the kernel; here its counter is at hand
+        kind = "oom" if reply.get("oom_kills") else "killed"
     return LoaderFault(
         kind=kind,
         text=text,

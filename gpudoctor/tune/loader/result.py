@@ -20,10 +20,10 @@ from gpudoctor.model import (
     Measurement,
     Prescription,
     Setting,
-    Watched,
-    WatchRecord,
 )
 from gpudoctor.prescribe import patch
+
+FAMILIES = ("LDR", "CTR", "LCH")  # of rules that a loader can be about
 
 
 def envelope(
@@ -31,7 +31,6 @@ def envelope(
     machine: Case,
     *,
     cwd: Path,
-    records: Sequence[WatchRecord] = (),
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     fail_on: str = "never",
@@ -45,13 +44,12 @@ def envelope(
     numbers: tuple[Measurement, ...] = ()
     if study is not None:
         numbers = measurements(study)
-        watched = Watched(command=(study.target,), cwd=str(cwd), records=tuple(records)) if records else None
-        case = dataclasses.replace(machine, loader=study, watched=watched)
+        case = dataclasses.replace(machine, loader=study)
         prescription = prescribe(study, cwd)
     return checkup.examine(
         case,
         command="tune-loader",
-        select=select,
+        select=select or FAMILIES,
         ignore=ignore,
         fail_on=fail_on,
         require_gpu=require_gpu,

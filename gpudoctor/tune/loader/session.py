@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from gpudoctor import codec
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Case, FetchProbe, LoaderChoice, LoaderPreflight, LoaderStudy, WatchedLoader, WatchRecord
+from gpudoctor.model import Case, FetchProbe, LoaderChoice, LoaderPreflight, LoaderStudy, WatchedLoader
 from gpudoctor.observe.candidates import Candidates
 from gpudoctor.source.device_use import device_lines
 from gpudoctor.tune.loader import judge
@@ -27,6 +27,8 @@ START_UP_ALLOWANCE_S = 120.0  # for imports and reading data, before the loader 
 PREFLIGHT_SHARE = 0.08
 STEP_SHARE = 0.15  # of the budget, for the steps that are watched
 STEPS = 24
+PROBE_S = 6.0
+FEWEST_BATCHES = 3
 CAUSE_WINDOW_S = 0.8
 UNEVEN = 0.5  # variation of the rows' cost from which order and prefetch may matter
 HELPERS = 0.1  # CPU time of other threads beside the fetching one
@@ -58,12 +60,11 @@ class Session:
     limits: Limits | None = None
     rows: Outcome | None = None  # of the search over rows
     whole: Outcome | None = None  # of the search over whole batches
-    steps: tuple[float, ...] = ()
+    ceiling: float | None = None  # samples per second that the step can use
     step_from: Literal["given", "observed"] | None = None
     pin: judge.Pinning | None = None
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    records: tuple[WatchRecord, ...] = ()
     interrupted: bool = False
     ranks: int = 1
 
@@ -77,14 +78,10 @@ class Session:
             with Candidates(commands, cwd=options.cwd, site=options.site, environments=environments) as candidates:
                 self._connect(candidates)
                 self._study(candidates)
-                self._keep_records(candidates.finish())
+                candidates.finish()
         except KeyboardInterrupt:
             self.interrupted = True
         return self.study() if self.hello else None
-
-    def _keep_records(self, records: tuple[WatchRecord, ...]) -> None:
-        """What was watched of the command's own steps, where there were any; loaders get what the preflight knows."""
-        self.records = tuple(record for record in records if record.steps)
 
     # the parts
 
@@ -116,6 +113,9 @@ class Session:
         if not self.preflight.rows:
             self.notes.append("the loader gives no batch: nothing to tune")
             return
+        if (self.loader().length or FEWEST_BATCHES) < FEWEST_BATCHES:
+            self.notes.append(f"the dataset is too small for a verdict: {self.loader().length} batches")
+            return
         self.limits = limits(self.machine, self.hello, self.preflight, ranks=self.ranks)
         present = self.present()
         runner.decide_window(max(self.limits.most, present.workers if present else 0), 2)
@@ -132,7 +132,7 @@ class Session:
         self.on_stage("preflight")
         seconds = max(1.0, min(4.0, PREFLIGHT_SHARE * budget))
         deadline = max(5.0, min(30.0, budget / 2))
-        request = {"do": "preflight", "seconds": seconds, "deadline_s": deadline, "hang_s": min(8.0, deadline - 1)}
+        request = {"do": "preflight", "seconds": seconds, "deadline_s": deadline, "hang_s": runner.hang_least_s}
         reply = candidates.ask(request, deadline_s=deadline + 5.0)[0]
         found = read_preflight(reply)
         sources: dict[str, set[str]] = {str(item["file"]): set() for item in self.hello.get("sources") or ()}
@@ -180,7 +180,6 @@ class Session:
         self.hello["cuda"] = replies[0].get("cuda", False)
         settled = [max(0.0, step["wall_ms"] - step["loader_wait_ms"]) for step in steps[len(steps) // 2 :]]
         if replies[0].get("source") in ("optimizer", "step-at", "module") and len(settled) >= 3:
-            self.steps = tuple(settled)
             runner.step_ms = statistics.median(settled)
             self.step_from = "observed"
         else:
@@ -192,7 +191,8 @@ class Session:
             return
         runner = self.runner
         assert runner is not None
-        reply = candidates.ask({"do": "fetch"}, deadline_s=min(25.0, max(2.0, runner.left_s())))[0]
+        seconds = min(PROBE_S, runner.left_s() / 4)
+        reply = candidates.ask({"do": "fetch", "deadline_s": seconds}, deadline_s=seconds + 5.0)[0]
         if reply.get("value"):
             import json
 
@@ -204,10 +204,8 @@ class Session:
         runner, bounds = self.runner, self.limits
         assert runner is not None
         assert bounds is not None
-        loader = self.loader()
-        target = first = None
+        first = None
         if runner.step_ms:
-            target = (loader.batch_size or 1) * 1000 / runner.step_ms
             batch_ms = runner._batch_s() * 1000 - runner.step_ms
             first = max(1, math.ceil(batch_ms / runner.step_ms))
         uneven = (self.preflight.row_variation or 0.0) > UNEVEN
@@ -225,7 +223,7 @@ class Session:
             most_workers=bounds.most if not base.whole_batch else min(bounds.most, 4),
             cpus=max(1, int(self.hello.get("cpus") or 1) // self.ranks),
             present=None if base.whole_batch else self.present(),
-            target=target,
+            target=self.ceiling,
             first=first,
             fits=bounds.fits,
             variants=tuple(variants),
@@ -233,9 +231,25 @@ class Session:
             base=base,
         )
 
+    def _ceiling(self) -> None:
+        """The rate that the step can use: as computed, or, where lower, as seen with batches that cost nothing."""
+        runner, bounds = self.runner, self.limits
+        assert runner is not None
+        if not runner.step_ms:
+            return
+        self.ceiling = (self.loader().batch_size or 1) * 1000 / runner.step_ms
+        if self.loader().iterable_dataset or bounds is None or not bounds.most:
+            return
+        setting = Setting(workers=min(2, bounds.most))
+        trials = [runner.trial(setting, CAUSE_WINDOW_S, "cause", part="batch") for _ in range(2)]
+        seen = max((trial.rate or 0.0 for trial in trials), default=0.0)
+        if seen > 0:
+            self.ceiling = min(self.ceiling, seen)
+
     def _search(self) -> None:
         runner = self.runner
         assert runner is not None
+        self._ceiling()
         present = self.present()
         base = Setting(workers=0, in_order=present.in_order if present else True)
         end = runner.deadline

@@ -130,6 +130,7 @@ class Host:
             if what == "fetch":
                 from _gpudoctor_watch import probe
 
+                probe.DEADLINE_S = request["deadline_s"]
                 return {"value": probe.probe(self.loader, self.info)}
             if what == "trial":
                 return self._trial(request)

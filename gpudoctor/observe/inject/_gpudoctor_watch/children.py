@@ -22,7 +22,7 @@ def run(work, folder, settings, *, deadline_s, hang_s):
     counters = os.path.join(folder, "counters")
     mapped = in_worker.create(counters)
     reading, writing = os.pipe()
-    busy, shm, used = _busy_s(), _shm(), _own_cpu_s()
+    busy, shm, used, killed = _busy_s(), _shm(), _own_cpu_s(), _oom_kills()
     begun = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -30,12 +30,15 @@ def run(work, folder, settings, *, deadline_s, hang_s):
         _child(work, mapped, folder, {**settings, "folder": folder, "counters": counters}, writing)
     os.close(writing)
     try:
-        raw, fault, peak = _wait(child, reading, mapped, folder, begun + deadline_s, hang_s, shm)
+        raw, fault, peak = _wait(
+            child, reading, mapped, folder, begun + deadline_s, hang_s, shm, settings.get("follow", True)
+        )
     finally:
         os.close(reading)
     answer = json.loads(raw.decode()) if raw else {}
     if fault is not None:
         answer["fault"] = fault
+    answer["oom_kills"] = _oom_kills() - killed
     wall = time.monotonic() - begun
     answer.update(told(mapped, folder), wall_s=wall, shm_bytes=peak)
     if busy is not None and _busy_s() is not None:
@@ -85,7 +88,7 @@ def _own_multiprocessing():
             setattr(server, name, getattr(server._forkserver, name))
 
 
-def _wait(child, reading, mapped, folder, deadline, hang_s, shm):
+def _wait(child, reading, mapped, folder, deadline, hang_s, shm, follow):
     """(answer, fault, peak of shared memory): until the child has answered, died, hung, or run out of time."""
     raw, fault, peak, begun = b"", None, 0, time.monotonic()
     while True:
@@ -103,7 +106,7 @@ def _wait(child, reading, mapped, folder, deadline, hang_s, shm):
             peak = max(peak, used - shm)
         stuck = _stuck(mapped, hang_s)
         if stuck is not None:
-            fault = {"kind": "hang", **_describe_stuck(child, stuck, mapped, folder)}
+            fault = {"kind": "hang", **_describe_stuck(child, stuck, mapped, folder, follow)}
             break
         if time.monotonic() > deadline:
             fault = {"kind": "timeout", **_describe_late(child, mapped, folder, begun)}
@@ -124,14 +127,14 @@ def _stuck(mapped, hang_s):
     return None
 
 
-def _describe_stuck(child, slot, mapped, folder):
+def _describe_stuck(child, slot, mapped, folder, follow):
     pid = int(in_worker.get(mapped, slot, in_worker.PID))
     index = in_worker.get(mapped, slot, in_worker.INDEX)
     since = time.monotonic() - in_worker.get(mapped, slot, in_worker.BUSY_SINCE)
-    where = f"row {index:.0f}" if index >= 0 else "a row"
+    where = "" if follow or index < 0 else f", somewhere in the batch that begins with row {index:.0f}"
     who = "the process itself" if pid == child else f"worker {slot - 1}"
     return {
-        "text": f"{who} has been at {where} for {since:.0f} s",
+        "text": f"{who} makes no progress for {since:.0f} s{where}",
         "index": int(index) if index >= 0 else None,
         "worker": slot - 1,
         **_stack(pid, folder),
@@ -281,6 +284,17 @@ def _busy_s():
 def _own_cpu_s():
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def _oom_kills():
+    """Processes of this control group that the kernel has killed for want of memory; 0 where it is not told."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii", errors="replace") as file:
+            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{group}/memory.events", encoding="ascii") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+    except (OSError, ValueError, StopIteration):
+        return 0
 
 
 def _shm():

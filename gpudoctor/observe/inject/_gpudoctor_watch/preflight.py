@@ -188,8 +188,12 @@ class _Look:
                 self.opened.add(args[0])
 
     def _timed(self, function):
-        """(result, wall, CPU of this thread, bytes read from storage) of one call."""
-        read = _storage_bytes()
+        """(result, wall, CPU of this thread, bytes read from storage) of one call.
+
+        The time in which this thread could have run, and another process had the CPU, is no part of the wall time:
+        it says nothing of the row.
+        """
+        read, waited = _storage_bytes(), _queued_s()
         process, thread, begun = time.process_time(), time.thread_time(), time.perf_counter()
         try:
             result = function()
@@ -198,7 +202,7 @@ class _Look:
             cpu = time.thread_time() - thread
             self.thread_cpu += cpu
             self.process_cpu += time.process_time() - process
-        return result, wall, cpu, _storage_bytes() - read
+        return result, max(cpu, wall - (_queued_s() - waited)), cpu, _storage_bytes() - read
 
     def _row(self, index):
         self.index = index if isinstance(index, int) else None
@@ -365,6 +369,8 @@ class _Look:
         torch = sys.modules["torch"]
         if largest is not None and largest.dtype == torch.float32 and largest.dim() >= 3:
             facts["float_images"] = largest.numel() >= 1024
+        self.index = None
+        in_worker.put(self.mapped, 1, in_worker.INDEX, -1.0)
         in_worker.put(self.mapped, 1, in_worker.BUSY_SINCE, time.monotonic())
         batch, wall, _, _ = self._timed(lambda: self.loader.collate_fn(rows))
         facts["collate_ms"] = 1e3 * wall
@@ -402,6 +408,15 @@ def _storage_bytes():
     except OSError:
         pass
     return 0
+
+
+def _queued_s():
+    """Seconds that this thread has waited for a CPU, ready to run; 0 where the kernel does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _data_files(opened):

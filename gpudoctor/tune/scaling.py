@@ -67,7 +67,8 @@ def scale(
     rows: list[ScalingRow] = []
     units: list[ScalingUnit] = []
     for count, words in commands:
-        on_stage(f"{count} {'rank' if count == 1 else 'ranks'}")
+        told = f"{count} {'rank' if count == 1 else 'ranks'}"
+        on_stage(told)
         runner = CommandRunner(
             words, cwd=cwd, sandbox=sandbox, deadline=0.0, step_at=step_at, guard_writes=False, on_trial=on_stage
         )
@@ -85,7 +86,7 @@ def scale(
             check(timed)
         parts = timed
         if gpu and failure(timed) is None:
-            on_stage(f"{count} ranks: what the steps wait for")
+            on_stage(f"{told}: what the steps wait for")
             few = min(steps or PARTS_STEPS, PARTS_STEPS)
             plan = dataclasses.replace(plan, steps=few, watch_calls=True, watch_ranks=True)
             parts, _ = runner.watch(plan, deadline_s=share + START_UP_ALLOWANCE_S)
@@ -166,15 +167,15 @@ def _rank(number: int, record: WatchRecord, parts: WatchRecord | None, unit: Sca
     step_ms = statistics.fmean(step.wall_ms for step in steps)
     each = (_samples_per_step(record) or 0.0) if unit == "samples/s" else 1.0
     waits = communication(parts) if parts is not None else None
-    seen = steady(parts.steps) if parts is not None and parts.steps else ()
-    own = None if waits is None else statistics.fmean(step.wall_ms for step in seen) - waits
+    if waits is not None and parts is not None and parts is not record:  # its share of the steps in another run
+        waits *= step_ms / statistics.fmean(step.wall_ms for step in steady(parts.steps))
     return ScalingRank(
         rank=number,
         rate=round(each * 1000 / step_ms, 3) if step_ms else None,
         step_ms=round(step_ms, 3),
         loader_wait_ms=round(statistics.fmean(step.loader_wait_ms for step in steps), 3),
         communication_ms=None if waits is None else round(waits, 3),
-        own_ms=None if own is None else round(max(0.0, own), 3),
+        own_ms=None if waits is None else round(max(0.0, step_ms - waits), 3),
         h2d_gb_s=_h2d(parts) if parts is not None else None,
     )
 

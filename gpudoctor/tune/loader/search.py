@@ -18,9 +18,10 @@ DEFAULT_PREFETCH = 2  # torch's own
 PREFETCHES = (1, 2, 4, 8)
 WINDOW_S = 1.2  # of one trial; more where starting the workers takes longer than that
 LONG_WINDOW_S = 1.6
-# A setting within 1 % of the best is as good, and the smallest of those is chosen; the search goes on while another
-# one may be 3 % better than the best at 2 standard deviations.
-AS_GOOD, WORTH_TRYING, DEVIATIONS = 0.01, 0.03, 2.0
+# A setting within 1 % of the best is as good (or within what is not known of their difference, up to 2.5 %), and the
+# smallest of those is chosen; the search goes on while another one may be 3 % better at 2 standard deviations.
+AS_GOOD, AS_GOOD_MOST, UNKNOWN_SHARE = 0.01, 0.025, 0.7
+WORTH_TRYING, DEVIATIONS = 0.03, 2.0
 LADDER_GAIN, LADDER_DROP = 1.05, 0.75  # two rungs that gain less, or one that loses a quarter, end the ladder
 AT_ONCE = 2  # settings between two fits; tried in turn with the best one, so that drift favours none
 CONFIRM_SHARE = 0.25  # of the budget at most, kept for the confirmation against the user's own setting
@@ -146,7 +147,7 @@ class Search:
 
     def _try(self, cell: Cell, purpose: Purpose, reserve_s: float = 0.0) -> float | None:
         """One trial of a cell; None when it failed or does not fit into the time left."""
-        if cell in self.excluded or not self._affords([cell], reserve_s):
+        if cell in self.excluded or cell not in self.surface.index or not self._affords([cell], reserve_s):
             return None
         setting = self._setting(cell)
         rate = self.runner.run(setting, self.window_s, purpose)
@@ -296,11 +297,15 @@ class Search:
     def _choice(self, fit: Fit) -> int:
         """The smallest tried setting that is as good as the best."""
         best = self._best(fit)
+        unknown = UNKNOWN_SHARE * fit.deviations_from(best)
         allowed = [
             row
             for row in set(self.surface.rows)
             if self.surface.cells[row] not in self.excluded
-            and (fit.mean[row] >= fit.mean[best] - AS_GOOD or self._enough(fit, row))
+            and (
+                fit.mean[row] >= fit.mean[best] - min(AS_GOOD_MOST, max(AS_GOOD, float(unknown[row])))
+                or self._enough(fit, row)
+            )
         ]
         return min(allowed or [best], key=lambda row: self.surface.cells[row])
 

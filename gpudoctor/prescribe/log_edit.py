@@ -34,7 +34,8 @@ _PURE = {
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "join", "items", "keys",
     "values", "dict", "list", "tuple", "sorted", "zip", "range", "enumerate", "get", "rjust", "ljust", "center",
     "isnan", "isinf", "isfinite", "logical_or", "logical_and", "getLogger", "vector_norm", "data_ptr", "lower",
-    "upper", "replace", "strip", "count_nonzero", "median", "clamp", "stack", "cat", "unsqueeze", "squeeze", "view", "reshape",
+    "upper", "replace", "strip", "count_nonzero", "median", "clamp", "unsqueeze", "squeeze", "view", "reshape",
+    "stack", "cat",
 }  # fmt: skip
 _CHECKS = {"isnan", "isinf", "isfinite"}
 _ENDS = {"exit", "_exit", "abort"}

@@ -23,6 +23,7 @@ _COHERENT = re.compile(r"\bG[HB]\d{3}\b")  # Grace Hopper and Grace Blackwell: t
 _PINNED = ("h2d", "d2h", "h2d_while_d2h", "d2h_while_h2d")
 _OVER_THE_LINK = (*_PINNED, "h2d_pageable", "d2h_pageable")
 _PEER = ("p2p_write", "p2p_read")
+_FASTEST_PCIE_GB_S = pcie_gb_s(5, 16)  # of the links that GPUs have today: what is faster ran over NVLink
 
 
 def judged(case: Case, item: Measurement) -> Measurement:
@@ -65,7 +66,9 @@ def expected_for(case: Case, item: Measurement) -> Expected | None:
             return profiles.expected_collective(str(name or ""), item.metric, gpus=ranks, size_bytes=size)
         return None
     if item.metric in _PEER:
-        return _expected_peer(case, item)
+        return _expected_peer(case, item, 1)
+    if item.metric == "p2p_sum":
+        return _expected_peer(case, item, 2)
     gpu = gpu_of(case, item.subject)
     if gpu is None or gpu.mig:  # a MIG instance has a share of the memory and of the copy engines
         return None
@@ -150,13 +153,26 @@ def pair_of(case: Case, subject: str) -> tuple[Gpu, Gpu, Pair | None] | None:
     return a, b, known
 
 
-def _expected_peer(case: Case, item: Measurement) -> Expected | None:
+def _expected_peer(case: Case, item: Measurement, ways: int) -> Expected | None:
+    """`ways` is 2 for the sum of both directions, which a link carries independently."""
     found = pair_of(case, item.subject)
     if found is None or item.settings.get("path") == "staged":
         return None
     a, b, pair = found
     near = pair is not None and pair.path in ("PIX", "PXB", "PHB", "NODE")
-    return profiles.expected_peer(a, b, nvlinks=pair.nvlinks if pair else None, near=near)
+    nvlinks = pair.nvlinks if pair else None
+    if nvlinks is None and item.value / ways > _FASTEST_PCIE_GB_S:
+        return _times(profiles.expected_board(a, item.value / ways), ways)
+    return _times(profiles.expected_peer(a, b, nvlinks=nvlinks, near=near), ways)
+
+
+def _times(expected: Expected | None, ways: int) -> Expected | None:
+    if expected is None or ways == 1:
+        return expected
+    high = None if expected.high is None else expected.high * ways
+    return dataclasses.replace(
+        expected, low=expected.low * ways, high=high, source=f"{expected.source}; both directions summed"
+    )
 
 
 def _verdict(value: float, usual: float) -> Verdict:

@@ -159,6 +159,28 @@ def expected_peer(a: Gpu, b: Gpu, *, nvlinks: int | None, near: bool) -> Expecte
     return of_link(generation, width, "p2p" if near else "p2p_far", assumed)
 
 
+def expected_board(gpu: Gpu, value: float) -> Expected | None:
+    """What a full NVLink board gives to one peer, where nobody counted the links: the board of the GPU's model, else
+    the smallest one whose theory holds `value` (GB/s one way)."""
+    model = find_gpu(gpu.name)
+    boards = [tuple(entry["nvlink"]) for entry in load("gpus")["gpu"] if entry.get("nvlink")]
+    if model is not None:
+        boards = [tuple(model["nvlink"])] if model.get("nvlink") else []
+    links = {entry["version"]: entry for entry in load("platforms")["nvlink"]}
+    fitting = [board for board in set(boards) if links[board[0]]["link_gb_s"] * board[1] > value]
+    if not fitting:
+        return None
+    version, count = min(fitting, key=lambda board: links[board[0]]["link_gb_s"] * board[1])
+    theory, ratio = links[version]["link_gb_s"] * count, links[version]["ce"]
+    return Expected(
+        low=round(theory * ratio["low"], 2),
+        high=round(theory * ratio["high"], 2),
+        basis="theory",
+        source=f"{count} NVLinks of version {version} (the links were not counted), theory {theory:g} GB/s times "
+        f"{ratio['low']:g}-{ratio['high']:g} ({ratio['source']})",
+    )
+
+
 def expected_collective(name: str | None, metric: str, *, gpus: int, size_bytes: int) -> Expected | None:
     """Bus bandwidth measured by others on the same GPUs, as many of them, with messages of this size or smaller."""
     figures = [
@@ -180,6 +202,12 @@ def expected_collective(name: str | None, metric: str, *, gpus: int, size_bytes:
         basis="measured",
         source=f"{values[0]['name']}, {largest} bytes: {source}",
     )
+
+
+def card_link(gpu: Gpu) -> tuple[int, int] | None:
+    """(generation, width) that the card itself can do by its data sheet; None for an unknown model."""
+    model = find_gpu(gpu.name)
+    return tuple(model["link"]) if model and model.get("link") else None
 
 
 def memory_gb_s(gpu: Gpu) -> float | None:

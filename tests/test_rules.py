@@ -83,6 +83,41 @@ CATALOGUE = {
     "PLN014": ("find-unused-parameters-on", "info"),
     "PLN017": ("single-process-multi-gpu", "warning"),
     "PLN018": ("fsdp-without-wrap-policy", "warning"),
+    "BND001": ("bandwidth-as-expected", "info"),
+    "BND002": ("bandwidth-fits-narrower-link", "warning"),
+    "BND003": ("one-device-slower-than-peers", "warning"),
+    "BND004": ("sm-copy-not-link-rate", "info"),
+    "BND005": ("measurement-above-peak", "warning"),
+    "BND006": ("one-way-copy-accounting", "info"),
+    "BND007": ("bidirectional-contention", "info"),
+    "BND008": ("pageable-copy-signature", "warning"),
+    "BND009": ("peer-bandwidth-groups", "info"),
+    "BND010": ("figure-needs-more-facts", "unknown"),
+    "BND011": ("unstable-measurement", "unknown"),
+    "BND012": ("all-reduce-below-expected", "warning"),
+    "NUM002": ("gpus-on-one-node", "info"),
+    "NUM003": ("gpu-order-not-numa-order", "info"),
+    "NUM004": ("gpus-uneven-over-nodes", "warning"),
+    "NUM006": ("few-cpus-per-gpu", "warning"),
+    "NUM008": ("grace-memory-only-nodes", "warning"),
+    "NUM009": ("numa-nodes-per-socket-setting", "unknown"),
+    "NUM010": ("remote-node-host-memory", "warning"),
+    "NVL001": ("nvlink-links-missing", "error"),
+    "NVL003": ("nvlink-p2p-broken", "error"),
+    "NVL004": ("nvlink-bridge-absent", "info"),
+    "NVL005": ("nvlink-not-all-to-all", "info"),
+    "P2P002": ("p2p-refused-by-chipset", "warning"),
+    "P2P003": ("p2p-grant-unverified", "unknown"),
+    "P2P004": ("p2p-advertised-but-broken", "error"),
+    "P2P005": ("p2p-slower-than-staged", "warning"),
+    "P2P006": ("acs-redirect-on-p2p-path", "error"),
+    "P2P007": ("iommu-breaks-p2p", "error"),
+    "P2P008": ("no-p2p-shared-uplink", "warning"),
+    "PCI004": ("path-narrower-than-endpoint", "warning"),
+    "PCI005": ("link-errors-rising", "warning"),
+    "PCI006": ("bar1-unassigned", "error"),
+    "PCI007": ("bar1-window-small", "info"),
+    "PCI008": ("uplink-shared", "warning"),
 }
 HEADINGS = ("What it means", "Why it costs", "How we know", "Fix", "When to ignore")
 RULES = rules.all_rules()
@@ -209,7 +244,9 @@ def test_rules_read_no_files_and_import_no_heavy_package() -> None:
                 roots |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 roots.add((node.module or "").split(".")[0])
-        assert roots <= {"__future__", "collections", "gpudoctor", "re", "dataclasses"}, module.RULE.code
+        assert roots <= {"__future__", "collections", "gpudoctor", "re", "dataclasses", "itertools", "statistics"}, (
+            module.RULE.code
+        )
 
 
 def test_two_ranks_of_one_line_are_one_finding() -> None:

@@ -12,17 +12,17 @@ from gpudoctor.model import Case, Gpu, Measurement, Setting, Source
 from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "bandwidthTest"
-_DEVICE = re.compile(r"\s*Device (\d+): (.+?)\s*$")
-_SECTION = re.compile(r"\s*(Host to Device|Device to Host|Device to Device) Bandwidth, (\d+) Device")
+_DEVICE = re.compile(r"\s*Device (\d{1,12}): (.+?)\s*$")
+_SECTION = re.compile(r"\s*(Host to Device|Device to Host|Device to Device) Bandwidth, (\d{1,12}) Device")
 _MEMORY = re.compile(r"\s*(PINNED|PAGEABLE) Memory Transfers")
 _HEADER = re.compile(r"\s*Transfer Size \(Bytes\)\s+Bandwidth\s*\((GB|MB)/s\)")
-_ROW = re.compile(r"\s*(\d+)\s+([\d.]+)\s*$")
+_ROW = re.compile(r"\s*(\d{1,12})\s+(\d{1,12}(?:\.\d{1,12})?)\s*$")
 _CSV = re.compile(
-    r"\s*bandwidthTest-(H2D|D2H|D2D)(?:-(Pinned|Paged))?, Bandwidth = ([\d.]+) (GB|MB)/s, "
-    r"Time = \S+ s, Size = (\d+) bytes"
+    r"\s*bandwidthTest-(H2D|D2H|D2D)(?:-(Pinned|Paged))?, Bandwidth = (\d{1,12}(?:\.\d{1,12})?) (GB|MB)/s, "
+    r"Time = \S+ s, Size = (\d{1,12}) bytes"
 )
 _NUMACTL = re.compile(r"numactl\b(.*?)\bbandwidthTest")
-_NODE = re.compile(r"(?:-m\s*|--membind[= ])(\d+)\b")
+_NODE = re.compile(r"(?:-m\s*|--membind[= ])(\d{1,12})\b")
 _KNOWN = re.compile(
     r"\s*(?:\[CUDA Bandwidth Test\]|Running on|Quick Mode|Range Mode|Shmoo Mode|Result = |NOTE: |\.)|"
     r".*bandwidthTest|.*cudaSetDevice"

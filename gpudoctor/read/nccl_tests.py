@@ -13,17 +13,18 @@ from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "nccl-tests"
 _RANK = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+ on\s+(\S+) device\s+(\d+) \[(0x[0-9a-fA-F]+)\] (.+?)\s*$"
+    r"#\s+Rank\s+(\d{1,6})\s+(?:Group\s+\d{1,6}\s+)?Pid\s+\d{1,12} on\s+(\S+) "
+    r"device\s+(\d{1,4}) \[(0x[0-9a-fA-F]{1,4})\] (.+?)\s*$"
 )
 _HEADER = re.compile(r"#\s+size\s+count\s+type\b.*\bbusbw\b")
 _ROW = re.compile(
-    r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(?:(\w+)\s+)?(?:(-?\d+)\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)"
-    r"(?:\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+))?\s*$"
+    r"\s*(\d{1,12})\s+(\d{1,12})\s+(\w+)\s+(?:(\w+)\s+)?(?:(-?\d{1,12})\s+)?(\d{1,12}(?:\.\d{1,12})?)\s+(\d{1,12}(?:\.\d{1,12})?)\s+(\d{1,12}(?:\.\d{1,12})?)\s+(\S+)"
+    r"(?:\s+(\d{1,12}(?:\.\d{1,12})?)\s+(\d{1,12}(?:\.\d{1,12})?)\s+(\d{1,12}(?:\.\d{1,12})?)\s+(\S+))?\s*$"
 )
 _KNOWN = re.compile(r"#|\s*NCCL version|.*NCCL INFO")
-_NAME = re.compile(
-    r"\b(all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|sendrecv)(?:_perf|\b)", re.IGNORECASE
-)
+_COLLECTIVES = r"(all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast|reduce|sendrecv)"
+_PROGRAM = re.compile(rf"\b{_COLLECTIVES}_perf\b", re.IGNORECASE)
+_FILE = re.compile(_COLLECTIVES, re.IGNORECASE)
 _NAMES = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -94,8 +95,8 @@ def read_text(text: str, file: str) -> Parts:
 
 def _collective(text: str, file: str, ranks: int, rows: list[tuple[int, float, float, int]], *, reduces: bool) -> str:
     """By the name of the program; else by the factor between the two rates, which differs between collectives."""
-    for source in (text, re.sub(r".*/", "", file)):
-        if found := _NAME.search(source):
+    for found in (_PROGRAM.search(text), _FILE.search(re.sub(r".*/", "", file))):
+        if found:
             plain = found[1].lower().replace("_", "")
             return _NAMES.get(plain, plain)
     factors = [rate / algorithm for _, algorithm, rate, _ in rows if algorithm > 1]

@@ -8,9 +8,9 @@ from gpudoctor.model import Case, NumaNode, Source
 from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "numactl-hardware"
-_CPUS = re.compile(r"\s*node (\d+) cpus:\s*([\d ]*)$")
-_SIZE = re.compile(r"\s*node (\d+) size:\s*(\d+) MB")
-_DISTANCE = re.compile(r"\s*(\d+):\s+((?:\d+\s*)+)$")
+_CPUS = re.compile(r"\s*node (\d{1,12}) cpus:\s*([\d ]*)$")
+_SIZE = re.compile(r"\s*node (\d{1,12}) size:\s*(\d{1,12}) MB")
+_DISTANCE = re.compile(r"\s*(\d{1,12}):\s+((?:\d+\s*)+)$")
 _KNOWN = re.compile(r"\s*(?:available: \d+ nodes|node \d+ free:|node distances:|node(?:\s+\d+)+\s*$|No NUMA)")
 
 

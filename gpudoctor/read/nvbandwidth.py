@@ -18,16 +18,16 @@ from gpudoctor.read.parts import Part, Parts, line_count
 KIND = "nvbandwidth-text"
 KIND_JSON = "nvbandwidth-json"
 _DEVICE = re.compile(
-    r"\s*(?:Device )?(\d+): (.+?)(?: \(([0-9a-fA-F]{8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\))?(?:: \(.*\))?$"
+    r"\s*(?:Device )?(\d{1,12}): (.+?)(?: \(([0-9a-fA-F]{8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\))?(?:: \(.*\))?$"
 )
 _RUNNING = re.compile(r"\s*Running (\w+)\.?\s*$")
 _SUM = re.compile(r"\s*SUM (\w+)")
 _TITLE = re.compile(
     r"\s*memcpy (CE|SM) (.+?) bandwidth \(GB/s\)|\s*memcpy (local) GPU|\s*memory latency SM", re.IGNORECASE
 )
-_NUMBERS = re.compile(r"\s*\d+(?:\s+\d+)*\s*$")
-_ROW = re.compile(r"\s*(\d+)\s+((?:(?:[\d.]+|N/A)\s*)+)$")
-_DRIVER = re.compile(r"Driver Version: ([\d.]+)")
+_NUMBERS = re.compile(r"\s*\d{1,6}(?:\s+\d{1,6})*\s*$")
+_ROW = re.compile(r"\s*(\d{1,12})\s+((?:(?:\d{1,12}(?:\.\d{1,12})?|N/A)\s*)+)$")
+_DRIVER = re.compile(r"^Driver Version: (\d{1,4}(?:\.\d{1,4}){1,3})", re.MULTILINE)
 _KNOWN = re.compile(
     r"\s*(?:nvbandwidth Version|Built from|CUDA (?:Runtime|Driver) Version|Driver Version|NOTE:|Additional system|"
     r"Performance can vary|Waived|Waiving|\.\.\.)"
@@ -148,7 +148,7 @@ def _parts(
 ) -> Parts:
     listed = bool(gpus)
     for item in items:
-        for number in re.findall(r"gpu:(\d+)", item.subject):
+        for number in re.findall(r"gpu:(\d{1,12})", item.subject):
             gpus.setdefault(int(number), Gpu(index=int(number)))
     # A peer row is only printed where access is granted.
     granted = {

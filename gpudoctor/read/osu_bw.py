@@ -11,7 +11,7 @@ KIND = "osu-bw"
 _TITLE = re.compile(r"#\s*OSU MPI\S* (?:Bi-Directional )?Bandwidth Test")
 _BUFFERS = re.compile(r"#\s*Send Buffer on (HOST|DEVICE)[^#\n]* Receive Buffer on (HOST|DEVICE)")
 _UNIT = re.compile(r"#\s*Size\s+Bandwidth \((MB|GB)/s\)")
-_ROW = re.compile(r"\s*(\d+)\s+([\d.]+)\s*$")
+_ROW = re.compile(r"\s*(\d{1,12})\s+(\d{1,12}(?:\.\d{1,12})?)\s*$")
 
 
 def is_kind(text: str) -> bool:

@@ -14,16 +14,17 @@ from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "p2pBandwidthLatencyTest"
 _DEVICE = re.compile(
-    r"\s*Device: (\d+), (.+?), pciBusID: ([0-9a-f]+), pciDeviceID: ([0-9a-f]+), pciDomainID:\s*([0-9a-f]+)",
+    r"\s*Device: (\d{1,4}), (.+?), pciBusID: ([0-9a-f]{1,4}), pciDeviceID: ([0-9a-f]{1,4}), "
+    r"pciDomainID:\s*([0-9a-f]{1,8})",
     re.IGNORECASE,
 )
-_ACCESS = re.compile(r"\s*Device=(\d+) (CAN|CANNOT) Access Peer Device=(\d+)")
+_ACCESS = re.compile(r"\s*Device=(\d{1,12}) (CAN|CANNOT) Access Peer Device=(\d{1,12})")
 _TITLE = re.compile(
     r"\s*(Uni|Bi)directional P2P=(Enabled|Disabled) Bandwidth (?:\(P2P (Writes|Reads)\) )?Matrix \(GB/s\)"
     r"|\s*P2P=(Enabled|Disabled) Latency (?:\(P2P (?:Writes|Reads)\) )?Matrix \(us\)|\s*(P2P Connectivity Matrix)"
 )
-_HEADER = re.compile(r"\s*(D\\D|GPU|CPU)((?:\s+\d+)+)\s*$")
-_ROW = re.compile(r"\s*(\d+)((?:\s+[\d.]+)+)\s*$")
+_HEADER = re.compile(r"\s*(D\\D|GPU|CPU)((?:\s+\d{1,6})+)\s*$")
+_ROW = re.compile(r"\s*(\d{1,12})((?:\s+\d{1,12}(?:\.\d{1,12})?)+)\s*$")
 _KNOWN = re.compile(r"\s*(?:\[P2P \(Peer|\*\*\*NOTE|So you can see|NOTE:)|.*p2pBandwidthLatencyTest")
 
 
@@ -72,7 +73,7 @@ def read_text(text: str, file: str) -> Parts:
     for table in tables:
         _take(table, access, file, items, sources)
     seen = {number for pair in access for number in pair}
-    seen |= {int(word) for item in items for word in re.findall(r"gpu:(\d+)", item.subject)}
+    seen |= {int(word) for item in items for word in re.findall(r"gpu:(\d{1,12})", item.subject)}
     for number in seen:
         gpus.setdefault(number, Gpu(index=number))
     case = Case(
@@ -118,7 +119,7 @@ def _numbers(text: str) -> list[float] | None:
 
 
 def _table(title: re.Match[str]) -> _Table:
-    if title[6]:
+    if title[5]:
         return _Table("connectivity", False, False, [], [])
     if title[4]:
         return _Table("latency", title[4] == "Enabled", False, [], [])

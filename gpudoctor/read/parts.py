@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from gpudoctor.model import Case, Gap, Gpu, Host, Limits, Measurement, NumaNode, Pair, Software, gpu_key
+from gpudoctor.model import Case, Gap, Gpu, Host, Limits, Measurement, NumaNode, Pair, PcieHop, Software, gpu_key
 
 Order = Literal["smi", "bus", "cuda"]
 _EMPTY: tuple[object, ...] = (None, (), {}, "unknown")
@@ -207,6 +207,8 @@ def _filled(one: Any, other: Any) -> Any:
             if merged is None:
                 return None
             changes["pcie"] = merged
+        elif field.name == "pcie_path" and mine[0].bdf == theirs[0].bdf:
+            changes["pcie_path"] = _longer(mine, theirs)
         elif field.name == "name" and _plain(mine) == _plain(theirs):
             continue
         elif field.name in ("state", "throttle_state", "memory_bytes", "memory_used_bytes"):
@@ -214,6 +216,13 @@ def _filled(one: Any, other: Any) -> Any:
         else:
             return None
     return replace(one, **changes) if changes else one
+
+
+def _longer(one: tuple[PcieHop, ...], other: tuple[PcieHop, ...]) -> tuple[PcieHop, ...]:
+    """Two ways up from one GPU: the longer one, each hop with its link from whichever text has it."""
+    links = {hop.bdf: hop.link for hop in (*one, *other) if hop.link is not None}
+    longer = one if len(one) >= len(other) else other
+    return tuple(replace(hop, link=hop.link or links.get(hop.bdf)) for hop in longer)
 
 
 def _pairs(one: Sequence[Pair], other: Sequence[Pair]) -> tuple[Pair, ...] | None:

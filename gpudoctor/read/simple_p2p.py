@@ -8,8 +8,10 @@ from gpudoctor.model import Case, Gpu, Measurement, Pair, Setting, Source
 from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "simpleP2P"
-_ACCESS = re.compile(r">\s*Peer access from (.+?) \(GPU(\d+)\) -> (.+?) \(GPU(\d+)\)\s*: (Yes|No)")
-_RATE = re.compile(r"cudaMemcpyPeer / cudaMemcpy between GPU(\d+) and GPU(\d+): ([\d.]+)\s*GB/s")
+_ACCESS = re.compile(r">\s*Peer access from (.+?) \(GPU(\d{1,12})\) -> (.+?) \(GPU(\d{1,12})\)\s*: (Yes|No)")
+_RATE = re.compile(
+    r"cudaMemcpyPeer / cudaMemcpy between GPU(\d{1,12}) and GPU(\d{1,12}): (\d{1,12}(?:\.\d{1,12})?)\s*GB/s"
+)
 
 
 def is_kind(text: str) -> bool:

@@ -10,7 +10,7 @@ from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "nvidia-smi-nvlink"
 _GPU = re.compile(r"\s*GPU (\d{1,3}): (.+?)(?: \(UUID: ([^)]*)\))?\s*$")
-_LINK = re.compile(r"\s*Link (\d{1,2}): (?:<?(inactive)>?|([\d.]+) GB/s)\s*$", re.IGNORECASE)
+_LINK = re.compile(r"\s*Link (\d{1,2}): (?:<?(inactive)>?|(\d{1,12}(?:\.\d{1,12})?) GB/s)\s*$", re.IGNORECASE)
 _NONE = re.compile(r"all links are inActive|does not have or support Nvlink|not supported", re.IGNORECASE)
 _MIG = re.compile(r"MIG mode", re.IGNORECASE)
 # nvidia-smi prints the signalling rate of a link; the generation follows from it (GB/s one way).

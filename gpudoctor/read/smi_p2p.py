@@ -17,8 +17,8 @@ _WORDS: dict[str, P2PStatus] = {
     "NS": "NS",
     "U": "U",
 }
-_HEADER = re.compile(r"\s*(?:GPU\d+\s+)*GPU\d+\s*$")
-_ROW = re.compile(rf"\s*GPU(\d+)\s+((?:(?:X|{'|'.join(_WORDS)})\s+)*(?:X|{'|'.join(_WORDS)}))\s*$")
+_HEADER = re.compile(r"\s*(?:GPU\d{1,4}\s+)*GPU\d{1,4}\s*$")
+_ROW = re.compile(rf"\s*GPU(\d{{1,4}})\s+((?:(?:X|{'|'.join(_WORDS)})\s+)*(?:X|{'|'.join(_WORDS)}))\s*$")
 _COMMAND = re.compile(r"topo\s+(?:-p2p|--p2pstatus)\s+([rwnap]{1,2})\b")
 _LEGEND = re.compile(r"\s*(?:X|OK|CNS|GNS|TNS|NS|DR|U)\s*=\s*\S|\s*Legend:")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m|\[(?:4|0)m")

@@ -9,9 +9,9 @@ from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "superbench-gpu-copy"
 _LINE = re.compile(
-    r"\s*(?:(cpu)_to_gpu(\d+)|gpu(\d+)_to_(cpu)|gpu(\d+)_to_gpu(\d+)(?:_(read|write))?)_by_(sm|dma)(?:_under_numa(\d+))?\s+([\d.]+)\s*$"
+    r"\s*(?:(cpu)_to_gpu(\d{1,12})|gpu(\d{1,12})_to_(cpu)|gpu(\d{1,12})_to_gpu(\d{1,12})(?:_(read|write))?)_by_(sm|dma)(?:_under_numa(\d{1,12}))?\s+(\d{1,12}(?:\.\d{1,12})?)\s*$"
 )
-_OURS = re.compile(r"\s*\w+_by_(?:sm|dma)\w*\s+[\d.]+\s*$")
+_OURS = re.compile(r"\s*\w+_by_(?:sm|dma)\w*\s+\d{1,12}(?:\.\d{1,12})?\s*$")
 
 
 def is_kind(text: str) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpudoctor.read import (
     bandwidth_test,
     lspci,
+    lspci_tree,
     nccl_tests,
     numactl,
     nvbandwidth,
@@ -43,6 +44,7 @@ READERS = (
     Reader(osu_bw.KIND, osu_bw.is_kind, osu_bw.read_text),
     Reader(numactl.KIND, numactl.is_kind, numactl.read_text),
     Reader(lspci.KIND, lspci.is_kind, lspci.read_text),
+    Reader(lspci_tree.KIND, lspci_tree.is_kind, lspci_tree.read_text),
     Reader(lspci.KIND_ACS, lspci.is_kind_acs, lspci.read_acs),
     Reader(smi_p2p.KIND, smi_p2p.is_kind, smi_p2p.read_text),
     Reader(smi_nvlink.KIND, smi_nvlink.is_kind, smi_nvlink.read_text),

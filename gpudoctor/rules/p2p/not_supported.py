@@ -2,13 +2,15 @@
 
 What it means
     Peer-to-peer access (one GPU reading the memory of another over PCIe) is not offered for this product: the P2P
-    matrix says GNS, "GPU not supported". GeForce boards with the stock driver are like this. No setting lifts it.
+    matrix says GNS, "GPU not supported", and a program that asks for access is refused (NS). GeForce boards with the
+    stock driver are like this. No setting lifts it.
 Why it costs
     Copies between GPUs are staged through host memory: about 38 GB/s for a pair on Gen5, and 27 GB/s all-reduce bus
     bandwidth on four RTX 5090 (https://github.com/NVIDIA/nccl/issues/1127). Training that communicates little does
     not notice.
 How we know
-    The P2P status of the pair, from NVML or `nvidia-smi topo -p2p r`, is GNS, and no NVLink joins the pair.
+    The P2P status of the pair, from NVML or `nvidia-smi topo -p2p r`, is GNS, or the connectivity matrix of
+    p2pBandwidthLatencyTest holds 0; and no NVLink joins the pair.
 Fix
     Accept staging. NCCL_P2P_LEVEL cannot lift a refusal. Prefer layouts that communicate little: data parallel over
     tensor parallel, larger batches, gradient accumulation.
@@ -35,22 +37,24 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if not known:
         yield Unchecked(reason="the P2P status of the pairs is unknown (`nvidia-smi topo -p2p r` prints it)")
         return
-    refused = [pair for pair in known if "GNS" in (pair.p2p_read, pair.p2p_write) and not pair.nvlinks]
+    refused = [pair for pair in known if {"GNS", "NS"} & {pair.p2p_read, pair.p2p_write} and not pair.nvlinks]
     if not refused:
         return
     names = [f"{pair.a}-{pair.b}" for pair in refused]
+    words = sorted({word for pair in refused for word in (pair.p2p_read, pair.p2p_write) if word in ("GNS", "NS")})
     count = "this pair" if len(names) == 1 else f"{len(names)} of {len(known)} pairs"
     yield Finding(
         rule=RULE.code,
         name=RULE.name,
         severity=RULE.severity,
         subject=names[0] if len(names) == 1 else "host",
-        message=f"the driver offers no direct copies between these GPUs (GNS, {count}): copies go through host memory",
+        message=f"the driver offers no direct copies between these GPUs ({'/'.join(words)}, {count}): copies go "
+        "through host memory",
         evidence=tuple(
             evidence(
                 case,
-                f"pairs[{pair.a},{pair.b}].{'p2p_read' if pair.p2p_read == 'GNS' else 'p2p_write'}",
-                "GNS",
+                f"pairs[{pair.a},{pair.b}].{'p2p_read' if pair.p2p_read in ('GNS', 'NS') else 'p2p_write'}",
+                pair.p2p_read if pair.p2p_read in ("GNS", "NS") else pair.p2p_write,
                 "OK where the product supports it",
             )
             for pair in refused

@@ -228,7 +228,7 @@ loader = DataLoader(data, sampler=batches, batch_size=None)"""
 LOADERS = {
     "a worker keeps up": (
         "loader = DataLoader(Rows(), batch_size={batch}, shuffle=True, num_workers=1, persistent_workers=True)",
-        {"work": 2048, "hidden": 1024},
+        {"work": 8192, "hidden": 1024},
     ),
     "as many workers as CPUs, and the data take most of the time": (
         "loader = DataLoader(Rows(), batch_size={batch}, shuffle=True, num_workers={cpus}, persistent_workers=True)",

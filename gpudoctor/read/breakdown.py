@@ -42,6 +42,8 @@ class Device:
     copy_correlation: Ints
     device: int | None
     others: int  # activities on other devices, left out
+    present: tuple[int, ...]  # the kinds that there are
+    streams: tuple[int, ...]
     unions: dict[tuple[int, ...], Union] = field(default_factory=dict)
 
     @property
@@ -50,9 +52,12 @@ class Device:
 
     def of(self, *kinds: int) -> Union:
         """When work of these kinds ran."""
+        import numpy as np
+
+        kinds = tuple(kind for kind in kinds if kind in self.present)  # so that unions that are equal are kept once
         if kinds not in self.unions:
-            mask = self.kind == kinds[0]
-            for kind in kinds[1:]:
+            mask = np.zeros(len(self.kind), dtype=bool)
+            for kind in kinds:
                 mask |= self.kind == kind
             self.unions[kinds] = union(self.start[mask], self.end[mask], ordered=True)
         return self.unions[kinds]
@@ -92,13 +97,16 @@ def device_work(
 
     kind = column("kind")
     copies = np.flatnonzero(kind >= COPY)
+    stream = column("stream")
     work = Device(
         start=column("start"),
         end=column("end"),
         kind=kind,
-        stream=column("stream"),
+        stream=stream,
         name=column("name"),
         launched=launched,
+        present=tuple(np.flatnonzero(np.bincount(kind)).tolist()),
+        streams=tuple(np.unique(stream).tolist()),
         copies=copies,
         copy_bytes=table.ints("bytes")[chosen[copies]],
         copy_correlation=table.ints("correlation")[chosen[copies]],
@@ -213,7 +221,7 @@ def streams(work: Device) -> tuple[TraceStream, ...]:
     import numpy as np
 
     found = []
-    for stream in np.unique(work.stream):
+    for stream in work.streams:
         mine = np.flatnonzero(work.stream == stream)
         start, end = work.start[mine], work.end[mine]
         busy = union(start, end, ordered=True).total()
@@ -222,7 +230,7 @@ def streams(work: Device) -> tuple[TraceStream, ...]:
         kernel = ~host & (gap < KERNEL_GAP_NS)
         found.append(
             TraceStream(
-                stream=int(stream),
+                stream=stream,
                 activities=len(mine),
                 busy_ms=ms(busy),
                 host_wait_ms=ms(gap.sum(where=host)),

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -51,6 +51,7 @@ _ROLES = {
     ),
     **dict.fromkeys(("Trace", "overhead", "gpu_user_annotation", "python_info", "cuda_profiler_range"), _SKIP),
 }
+_KIND_OF = {_COPY: COPY, _MEMSET: MEMSET, _SYNC: SYNC}
 _MOST_LEARNED = 200
 _LOOK_BYTES = 64 * 1024  # of a piece, searched for call stacks; a trace has them nearly everywhere or nowhere
 _NANOSECONDS = 1e17  # a time above this is no number of microseconds since 1970
@@ -100,6 +101,7 @@ class _Collector:
         self.recording = Recording()
         self._decoders = _Decoders()
         self._kinds = names.Kinds()
+        self._kind_of_name: dict[int, int] = {}
         self._calls = names.Calls()
         self._user_frames: dict[str, bool] = {}
         self._threads = _Threads()
@@ -119,7 +121,7 @@ class _Collector:
         self._stacks = stacks
         if self._by_category:
             try:
-                self._take(decoders.by_category(stacks).decode(piece), type)
+                self._take(decoders.by_category(stacks).decode(piece), by_class=True)
             except msgspec.ValidationError:
                 pass
             except (msgspec.DecodeError, RecursionError):
@@ -136,7 +138,7 @@ class _Collector:
             decoders.learn({event.cat for event in events if event.cat is not None})
         # Where most pieces have events without a category, trying by category first is wasted.
         self._by_category = sum(event.cat is None for event in events) * 50 < len(events)
-        self._take(events, _category)
+        self._take(events, by_class=False)
         return True
 
     def _one_by_one(self, piece: bytes) -> list[Any]:
@@ -151,12 +153,16 @@ class _Collector:
                 self.recording.not_understood += 1
         return found
 
-    def _take(self, events: Sequence[Any], key: Callable[[Any], Any]) -> None:
+    def _take(self, events: Sequence[Any], *, by_class: bool) -> None:
         by_role: list[list[Any]] = [[] for _ in range(_SKIP + 1)]
-        put = {what: by_role[role].append for what, role in self._decoders.roles(key is type)}
-        for event in events:
-            if (add := put.get(key(event))) is not None:
-                add(event)
+        put = {what: by_role[role].append for what, role in self._decoders.roles(by_class)}
+        if by_class:
+            for event in events:
+                put[event.__class__](event)
+        else:
+            for event in events:
+                if (add := put.get(event.cat)) is not None:
+                    add(event)
         self.recording.events += len(events)
         self._operators(by_role[_OPERATOR])
         self._ranges(by_role[_RANGE])
@@ -169,8 +175,8 @@ class _Collector:
         """Begin and length in nanoseconds, the begin from the base."""
         import numpy as np
 
-        start = np.array([event.ts for event in events])
-        length = np.array([event.dur for event in events])
+        start = np.frombuffer(array("d", [event.ts for event in events]))
+        length = np.frombuffer(array("d", [event.dur for event in events]))
         if self._base is None:
             if start[0] > _NANOSECONDS:
                 self._scale = 1.0
@@ -264,27 +270,39 @@ class _Collector:
             )
 
     def _activities(self, events: list[Any], role: int) -> None:
+        import numpy as np
+
         events = [event for event in events if event.args is not None]
         if not events:
             return
         start, length = self._times(events)
         ids = self.recording.names
         arguments = [event.args for event in events]
-        if role == _KERNEL:
-            kinds = self._kinds
-            kind = [kinds[event.name] for event in events]
-        else:
-            kind = [{_COPY: COPY, _MEMSET: MEMSET, _SYNC: SYNC}[role]] * len(events)
+        numbers = [ids[event.name] for event in events]
+        sized = role in (_COPY, _MEMSET)
         self.recording.activities.add(
             start=start,
             end=start + length,
             correlation=_numbers("q", [item.correlation for item in arguments]),
-            bytes=_numbers("q", [item.bytes for item in arguments]),
+            bytes=_numbers("q", [item.bytes for item in arguments]) if sized else np.full(len(events), -1),
             stream=_numbers("i", [item.stream for item in arguments]),
             device=_numbers("i", [item.device for item in arguments]),
-            name=[ids[event.name] for event in events],
-            kind=kind,
+            name=numbers,
+            kind=self._kinds_of(events, numbers) if role == _KERNEL else np.full(len(events), _KIND_OF[role]),
         )
+
+    def _kinds_of(self, events: list[Any], numbers: list[int]) -> Any:
+        """The kinds of kernels, by the numbers of their names."""
+        import numpy as np
+
+        kinds = self._kind_of_name
+        try:
+            return np.array([kinds[number] for number in numbers], dtype=np.int8)
+        except KeyError:
+            for event, number in zip(events, numbers, strict=True):
+                if number not in kinds:
+                    kinds[number] = self._kinds[event.name]
+        return np.array([kinds[number] for number in numbers], dtype=np.int8)
 
     def describe(self, ends: Ends) -> None:
         """Rank, devices and clock from what stands around the events."""
@@ -369,7 +387,7 @@ class _Decoders:
             elif role == _OPERATOR and stacks:
                 fields = [*host, ("args", _arguments("OperatorArguments", "stack") | None, None)]
             elif role in (_KERNEL, _COPY, _MEMSET, _SYNC):
-                wanted = ("stream", "correlation", "device", "bytes")
+                wanted = ("stream", "correlation", "device", *(("bytes",) if role in (_COPY, _MEMSET) else ()))
                 fields = [*timed, ("args", _arguments("DeviceArguments", *wanted) | None, None)]
             self._classes[key] = msgspec.defstruct(
                 f"Event{len(self._classes)}", fields, tag_field="cat", tag=category, gc=False
@@ -408,10 +426,6 @@ def _arguments(title: str, *wanted: str) -> Any:
     }
     fields = [(name, *types[name]) for name in wanted]
     return msgspec.defstruct(title, fields, rename={"stack": "Call stack"}, gc=False)
-
-
-def _category(event: Any) -> Any:
-    return event.cat
 
 
 def _numbers(kind: str, values: list[Any]) -> array[int]:

@@ -188,9 +188,11 @@ def _main_stream(work: Device) -> int | None:
     """The stream that computes for the longest time."""
     import numpy as np
 
-    rows = np.flatnonzero(work.kind == COMPUTE)
-    stream, length = work.stream[rows], (work.end - work.start)[rows]
-    times = {int(one): int(length.sum(where=stream == one)) for one in np.unique(stream)}
+    times: dict[int, int] = {}
+    for stream in work.streams:
+        rows = np.flatnonzero((work.stream == stream) & (work.kind == COMPUTE))
+        if len(rows):
+            times[stream] = int((work.end[rows] - work.start[rows]).sum())
     return max(times, key=lambda one: times[one], default=None)
 
 
@@ -198,20 +200,22 @@ def _kernels(recording: Recording, work: Device) -> tuple[TraceKernel, ...]:
     """The names with the most time."""
     import numpy as np
 
-    lengths = work.end - work.start
-    numbers, first, place, counts = np.unique(work.name, return_index=True, return_inverse=True, return_counts=True)
-    sums = np.bincount(place, weights=lengths)
+    sums = np.bincount(work.name, weights=work.end - work.start)
+    counts = np.bincount(work.name)
+    kinds = np.zeros(len(sums), dtype=np.int8)
+    kinds[work.name] = work.kind
     names = list(recording.names)
     total = max(1.0, float(sums.sum()))
     return tuple(
         TraceKernel(
-            name=names[numbers[index]][:500],
-            kind=_KINDS[int(work.kind[first[index]])],
-            calls=int(counts[index]),
-            ms=ms(sums[index]),
-            pct=round(100 * float(sums[index]) / total, 2),
+            name=names[number][:500],
+            kind=_KINDS[int(kinds[number])],
+            calls=int(counts[number]),
+            ms=ms(sums[number]),
+            pct=round(100 * float(sums[number]) / total, 2),
         )
-        for index in np.argsort(-sums, kind="stable")[:_KERNELS_SHOWN].tolist()
+        for number in np.argsort(-sums, kind="stable")[:_KERNELS_SHOWN].tolist()
+        if counts[number]
     )
 
 

@@ -3,8 +3,9 @@
 usage: python tests/bench/bench_traces.py [--trace FILE.json[.gz]] [--mb 1000] [--rounds 3]
 
 The trace is enlarged by repeating its events with shifted times and correlation numbers, in a temporary folder that is
-removed afterwards. The bare parse decodes category and duration only, counts events and sums kernel time. Wanted: CPU
-time at most 1.5 times the bare parse's, peak memory at most 150 MB for 1 GB, both linear in the size.
+removed afterwards. The excerpt of the tests, which lacks what gpudoctor does not read, gets flow arrows and arguments
+back first. The bare parse decodes category and duration only, counts events and sums kernel time. Wanted: CPU time at
+most 1.5 times the bare parse's, peak memory at most 150 MB for 1 GB, both linear in the size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 EXCERPT = Path(__file__).resolve().parent.parent / "artifacts" / "traces" / "resnet50_workers0.json.gz"
 
@@ -59,11 +62,39 @@ print(facts.events, seconds, *[line.split()[1] for line in open("/proc/self/stat
 """
 
 
+KERNEL = {"queued": 0, "context": 1, "registers per thread": 32, "shared memory": 0, "blocks per SM": 4.740741}
+KERNEL |= {"warps per SM": 75.851852, "grid": [512, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %": 75}
+
+
+def restored(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The excerpt with what kineto writes beside it: operators, queries, arrows and more arguments for each launch.
+
+    One event in eight is then device work, as in the full traces.
+    """
+    for event in events:
+        arguments = event.get("args", {})
+        runtime = event.get("cat") in ("Runtime", "cuda_runtime")
+        if runtime:
+            own = {name: event[name] for name in ("ph", "pid", "tid", "ts", "dur")}
+            for name in ("aten::add_", "aten::conv2d"):
+                yield {**own, "cat": "cpu_op", "name": name, "args": {"External id": 12345, "Ev Idx": 4321}}
+            query = {"External id": 12345, "cbid": 273, "correlation": arguments.get("correlation", 0) + 5_000_000}
+            yield {**own, "cat": "cuda_runtime", "name": "cudaStreamIsCapturing", "args": query}
+            yield {**own, "ph": "f", "id": query["correlation"], "cat": "ac2g", "name": "ac2g", "bp": "e"}
+        extra = {"External id": 12345, **({"cbid": 211} if runtime else KERNEL)}
+        yield {**event, "args": {**extra, **arguments}}
+        if "correlation" in arguments:
+            arrow = {"ph": "s" if runtime else "f", "id": arguments["correlation"], "ts": event["ts"]}
+            yield {**arrow, "pid": event["pid"], "tid": event["tid"], "cat": "ac2g", "name": "ac2g", "bp": "e"}
+
+
 def enlarge(source: Path, target: Path, megabytes: float) -> int:
     """Write a trace of about that size in kineto's own layout; its bytes."""
     raw = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
     document = json.loads(raw)
     events = [event for event in document.pop("traceEvents") if event.get("cat") != "Trace"]
+    if source == EXCERPT:
+        events = list(restored(events))
     times = [event["ts"] for event in events if isinstance(event.get("ts"), int | float) and event.get("dur")]
     period = max(times) - min(times) + 100_000
     with target.open("w") as file:

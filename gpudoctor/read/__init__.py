@@ -109,7 +109,7 @@ def _with_folders(paths: Sequence[str], errors: list[str]) -> tuple[list[str], s
             errors.append(f"cannot read {one_line(path)}: {getattr(error, 'strerror', None) or error}")
             continue
         if folder and not files:
-            errors.append(f"cannot read {one_line(path)}: it is a folder without files")
+            found.append(path)  # its reader says that it is empty
         if len(files) > _MOST_FILES:
             errors.append(f"{one_line(path)} has {len(files)} files: only the first {_MOST_FILES} were read")
         found += files[:_MOST_FILES]

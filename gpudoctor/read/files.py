@@ -46,7 +46,7 @@ def _bytes(path: str, stdin: TextIO | BinaryIO | None) -> bytes:
         return data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     mode = Path(path).stat().st_mode
     if stat.S_ISDIR(mode):
-        raise OSError("it is a directory; name the files in it")
+        raise OSError("it is a folder without files")
     if stat.S_ISBLK(mode):
         raise OSError("it is a device")
     with Path(path).open("rb") as file:

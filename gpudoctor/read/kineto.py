@@ -6,21 +6,21 @@ category needs), all fields of every event (for old traces, whose memory events 
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpudoctor.errors import GpudoctorError
+from gpudoctor.read import kineto_decode as decode
 from gpudoctor.read import kineto_names as names
+from gpudoctor.read.kineto_decode import Decoders
 from gpudoctor.read.kineto_stream import Ends, Gunzip, pieces
 from gpudoctor.read.recording import COPY, MEMSET, SYNC, Mark, Recording, rounded_up
 
 if TYPE_CHECKING:
-    import msgspec
     import numpy as np
     from numpy.typing import NDArray
 
@@ -28,31 +28,7 @@ if TYPE_CHECKING:
 
 KIND = "kineto-trace"
 
-# Roles of the categories, old (capital letters) and new; a category that is not here is learned, see _Decoders.
-_OPERATOR, _RANGE, _FRAME, _CALL, _KERNEL, _COPY, _MEMSET, _SYNC, _SKIP = range(9)
-_ROLES = {
-    "cpu_op": _OPERATOR,
-    "Operator": _OPERATOR,
-    "user_annotation": _RANGE,
-    "python_function": _FRAME,
-    "cuda_runtime": _CALL,
-    "cuda_driver": _CALL,
-    "hip_runtime": _CALL,
-    "Runtime": _CALL,
-    "kernel": _KERNEL,
-    "Kernel": _KERNEL,
-    "gpu_memcpy": _COPY,
-    "Memcpy": _COPY,
-    "gpu_memset": _MEMSET,
-    "Memset": _MEMSET,
-    "cuda_sync": _SYNC,
-    **dict.fromkeys(
-        ("ac2g", "async", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "forward_backward", "cpu_instant_event"), _SKIP
-    ),
-    **dict.fromkeys(("Trace", "overhead", "gpu_user_annotation", "python_info", "cuda_profiler_range"), _SKIP),
-}
-_KIND_OF = {_COPY: COPY, _MEMSET: MEMSET, _SYNC: SYNC}
-_MOST_LEARNED = 200
+_KIND_OF = {decode.COPY: COPY, decode.MEMSET: MEMSET, decode.SYNC: SYNC}
 _LOOK_BYTES = 64 * 1024  # of a piece, searched for call stacks; a trace has them nearly everywhere or nowhere
 _NANOSECONDS = 1e17  # a time above this is no number of microseconds since 1970
 _STEP = re.compile(r"ProfilerStep")
@@ -99,7 +75,7 @@ class _Collector:
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self._decoders = _Decoders()
+        self._decoders = Decoders()
         self._kinds = names.Kinds()
         self._kind_of_name: dict[int, int] = {}
         self._calls = names.Calls()
@@ -154,7 +130,7 @@ class _Collector:
         return found
 
     def _take(self, events: Sequence[Any], *, by_class: bool) -> None:
-        by_role: list[list[Any]] = [[] for _ in range(_SKIP + 1)]
+        by_role: list[list[Any]] = [[] for _ in range(decode.SKIP + 1)]
         put = {what: by_role[role].append for what, role in self._decoders.roles(by_class)}
         if by_class:
             for event in events:
@@ -164,11 +140,11 @@ class _Collector:
                 if (add := put.get(event.cat)) is not None:
                     add(event)
         self.recording.events += len(events)
-        self._operators(by_role[_OPERATOR])
-        self._ranges(by_role[_RANGE])
-        self._frames(by_role[_FRAME])
-        self._runtime(by_role[_CALL])
-        for role in (_KERNEL, _COPY, _MEMSET, _SYNC):
+        self._operators(by_role[decode.OPERATOR])
+        self._ranges(by_role[decode.RANGE])
+        self._frames(by_role[decode.FRAME])
+        self._runtime(by_role[decode.CALL])
+        for role in (decode.KERNEL, decode.COPY, decode.MEMSET, decode.SYNC):
             self._activities(by_role[role], role)
 
     def _times(self, events: Sequence[Any]) -> tuple[Ints, Ints]:
@@ -279,7 +255,7 @@ class _Collector:
         ids = self.recording.names
         arguments = [event.args for event in events]
         numbers = [ids[event.name] for event in events]
-        sized = role in (_COPY, _MEMSET)
+        sized = role in (decode.COPY, decode.MEMSET)
         self.recording.activities.add(
             start=start,
             end=start + length,
@@ -288,7 +264,7 @@ class _Collector:
             stream=_numbers("i", [item.stream for item in arguments]),
             device=_numbers("i", [item.device for item in arguments]),
             name=numbers,
-            kind=self._kinds_of(events, numbers) if role == _KERNEL else np.full(len(events), _KIND_OF[role]),
+            kind=self._kinds_of(events, numbers) if role == decode.KERNEL else np.full(len(events), _KIND_OF[role]),
         )
 
     def _kinds_of(self, events: list[Any], numbers: list[int]) -> Any:
@@ -332,100 +308,6 @@ class _Threads(dict["int | str", int]):
         if len(self) < 100_000:
             self[tid] = number
         return number
-
-
-class _Decoders:
-    """msgspec decoders: a union of one class a category, and a class with all fields."""
-
-    def __init__(self) -> None:
-        self._roles = dict(_ROLES)
-        self._learned = 0
-        self._classes: dict[tuple[str, bool], Any] = {}
-        self._unions: dict[bool, msgspec.json.Decoder[Any]] = {}
-
-    def by_category(self, stacks: bool) -> msgspec.json.Decoder[Any]:
-        import msgspec
-
-        if stacks not in self._unions:
-            kinds = tuple(self._class(category, stacks) for category in self._roles)
-            self._unions[stacks] = msgspec.json.Decoder(list[functools.reduce(lambda a, b: a | b, kinds)])  # type: ignore[misc]
-        return self._unions[stacks]
-
-    @functools.cached_property
-    def plain(self) -> msgspec.json.Decoder[Any]:
-        import msgspec
-
-        return msgspec.json.Decoder(list[self._plain])  # type: ignore[name-defined]
-
-    @functools.cached_property
-    def one(self) -> msgspec.json.Decoder[Any]:
-        import msgspec
-
-        return msgspec.json.Decoder(self._plain)
-
-    @functools.cached_property
-    def _plain(self) -> Any:
-        import msgspec
-
-        arguments = _arguments("AnyArguments", "stream", "correlation", "device", "bytes", "stack")
-        fields = [("cat", str | None, None), ("name", str, ""), ("ts", float, 0.0), ("dur", float, 0.0)]
-        return msgspec.defstruct(
-            "AnyEvent", [*fields, ("tid", int | str, 0), ("args", arguments | None, None)], gc=False
-        )
-
-    def _class(self, category: str, stacks: bool) -> Any:
-        import msgspec
-
-        role = self._roles[category]
-        key = (category, stacks and role == _OPERATOR)
-        if key not in self._classes:
-            timed: list[Any] = [("name", str, ""), ("ts", float, 0.0), ("dur", float, 0.0)]
-            host: list[Any] = [*timed, ("tid", int | str, 0)]
-            fields: list[Any] = {_SKIP: [], _OPERATOR: host, _RANGE: host, _FRAME: host}.get(role, timed)
-            if role == _CALL:
-                fields = [*host, ("args", _arguments("CallArguments", "correlation") | None, None)]
-            elif role == _OPERATOR and stacks:
-                fields = [*host, ("args", _arguments("OperatorArguments", "stack") | None, None)]
-            elif role in (_KERNEL, _COPY, _MEMSET, _SYNC):
-                wanted = ("stream", "correlation", "device", *(("bytes",) if role in (_COPY, _MEMSET) else ()))
-                fields = [*timed, ("args", _arguments("DeviceArguments", *wanted) | None, None)]
-            self._classes[key] = msgspec.defstruct(
-                f"Event{len(self._classes)}", fields, tag_field="cat", tag=category, gc=False
-            )
-        return self._classes[key]
-
-    def roles(self, by_class: bool) -> Iterable[tuple[Any, int]]:
-        """The role by class, or by the name of the category."""
-        if not by_class:
-            return self._roles.items()
-        return [(kind, self._roles[category]) for (category, _), kind in self._classes.items()]
-
-    def knows(self, category: str) -> bool:
-        return category in self._roles
-
-    def learn(self, categories: set[str]) -> None:
-        """Categories met for the first time: a runtime's are calls, all others are passed over."""
-        for category in sorted(categories - self._roles.keys()):
-            if self._learned < _MOST_LEARNED:
-                self._learned += 1
-                self._roles[category] = _CALL if category.endswith(("_runtime", "_driver")) else _SKIP
-                self._unions.clear()
-
-
-@functools.cache
-def _arguments(title: str, *wanted: str) -> Any:
-    """A class for `args` with these fields; numbers may be written as text, as in hip traces."""
-    import msgspec
-
-    types: dict[str, tuple[Any, Any]] = {
-        "stream": (int | str, -1),
-        "correlation": (int | str, -1),
-        "device": (int | str, -1),
-        "bytes": (int | float | str, -1),
-        "stack": (str, ""),
-    }
-    fields = [(name, *types[name]) for name in wanted]
-    return msgspec.defstruct(title, fields, rename={"stack": "Call stack"}, gc=False)
 
 
 def _numbers(kind: str, values: list[Any]) -> array[int]:

@@ -158,7 +158,7 @@ def test_steps_that_are_batches_go_on_in_the_window(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("epochs", "whole"), [(2, 0), (3, 3)])
 def test_a_script_that_ends_in_the_window(tmp_path: Path, epochs: int, whole: int) -> None:
-    # 4 steps an epoch; 7 are watched, one is recorded to count its events, three more are to follow
+    # 4 steps an epoch; 7 are watched, one is recorded to count its events, one is not, three are to follow
     watched = windowed(tmp_path, LOOP + f"train({epochs})\n", steps=7)
     record = only(watched)
     assert (record.ended, len(record.steps)) == ("steps", 7)

@@ -1,6 +1,8 @@
 """A few steps under torch.profiler once the watched ones are over: what the device did, and waits that only it times.
 
-One step is recorded first to count its events (and to let the profiler start up), then as many as fit. No stacks are
+One step is recorded first to count its events (and to let the profiler start up); after a step without the profiler
+as many are recorded as fit. Steps end inside the optimizer's own range, and a range that is open while one recording
+ends and the next begins is written into freed memory when it closes: hence the step in between. No stacks are
 recorded. All ranks run the same number of steps in the window, so that they leave together.
 """
 
@@ -14,7 +16,6 @@ from _gpudoctor_watch.state import W, clock, local
 MOST_EVENTS = 400000
 MOST_SECONDS = 60.0  # for the window: no step is recorded where it would take longer
 REPLAY_S = 0.002  # a warning comes at most this long after the call that it tells of
-_ended = []  # recordings are kept: freeing one while another is under way has crashed (torch 2.13)
 _WAITS = re.compile(r"^(?:cuda|hip|cu)\w*Synchronize|^(?:cuda|hip)Free$|^(?:cuda|hip)Memcpy|^cuMemcpy")
 
 
@@ -24,8 +25,9 @@ class Window:
 
     def __init__(self, reason, alone):
         self.reason, self.alone = reason, alone
-        self.steps_left = 1 + W.plan["profiler_steps"]
+        self.steps_left = 2 + W.plan["profiler_steps"]
         self.counting = True
+        self.next = 0  # steps to record from the next step on
         self.begun = clock()
         self.profiler = self.range = None
         self.events = self.recording = 0  # steps that the profiler is to record; 0: it is off
@@ -97,23 +99,25 @@ class Window:
     def step(self):
         """A step has ended; True when the window is over."""
         self.steps_left -= 1
-        if self.recording:
+        if self.next:
+            steps, self.next = self.next, 0
+            self._guarded(self._start, steps)
+        elif self.recording:
             self._guarded(self._mark)
             if self.recording and len(self.marks) > self.recording:
                 self._guarded(self._recorded)
-        return self.steps_left <= 0 or (self.alone and not self.recording)
+        return self.steps_left <= 0 or (self.alone and not self.recording and not self.next)
 
     def _recorded(self):
         self._stop()
-        steps = 0
         if self.counting:
             self.counting = False
             by_time = int(MOST_SECONDS / max(1e-9, self.marks[1] - self.marks[0]))
-            steps = min(self.steps_left, MOST_EVENTS // max(1, self.events), by_time)
-        if steps < 1:
-            self._keep()
+            self.next = min(self.steps_left - 1, MOST_EVENTS // max(1, self.events), by_time)
+        if self.next:
+            self.profiler = self.found = None
         else:
-            self._start(steps)
+            self._keep()
 
     def _stop(self):
         """With an empty step at the end, because readers leave the last one out: its device work may be cut off."""
@@ -126,7 +130,6 @@ class Window:
         self.profiler.stop()
         self.found = self.profiler.profiler.kineto_results.events()
         self.events = len(self.found)
-        _ended.append((self.profiler, self.found))
 
     def _keep(self):
         steps = len(self.marks) - 1

@@ -58,6 +58,7 @@ _KEPT: dict[str, set[str]] = {
     "Gpu": {"name", "bdf", "architecture", "compute_capability", "root", "compute_mode", "virtualization", "serial"},
     "PcieHop": {"bdf"},
     "Acs": {"bdf", "on"},
+    "Drive": {"name", "bdf", "root"},
     "NvLink": {"remote_bdf", "remote_type"},
     "Nic": {"bdf", "root", "state"},
     "Profile": {"name", "figures", "thresholds"},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudoctor.cli import load, options, output
+from gpudoctor.errors import GpudoctorError
 
 if TYPE_CHECKING:
     from gpudoctor.model import Envelope
@@ -17,6 +18,10 @@ def command(
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Only the matrix, in the words of nvidia-smi topo -m.")
     ] = False,
+    tree: Annotated[bool, typer.Option("--tree", help="Plain lines in place of boxes; always so in a pipe.")] = False,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Also write the picture as SVG, light and dark.")
+    ] = None,
     source: options.From = None,
     form: options.FormatOption = options.Format.HUMAN,
     json: options.Json = False,
@@ -29,9 +34,10 @@ def command(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """The machine as a tree and as a matrix, with what is wrong in it.
+    """The machine as a picture and as a matrix, with what is wrong in it.
 
-    GPUs, NICs, switches and NUMA nodes of this machine, of a Case, or of pasted `nvidia-smi topo -m` (--from).
+    NUMA nodes, host bridges, switches, GPUs, NICs and drives of this machine, of a Case, or of pasted texts (--from):
+    each link with what it does and could do, measured rates where the Case holds them, faults numbered as listed.
     """
     common = options.Common(
         source=source,
@@ -49,12 +55,30 @@ def command(
 
     def body() -> output.Result:
         envelope = load.examined(load.load(common), common, command="topo")
-        return output.Result(envelope=envelope, human=lambda style: _human(envelope, style, matrix=matrix))
+        if svg is not None:
+            _write_svg(envelope, svg)
+        return output.Result(envelope=envelope, human=lambda style: _human(envelope, style, matrix=matrix, tree=tree))
 
     output.execute("topo", common, body)
 
 
-def _human(envelope: Envelope, style: Style, *, matrix: bool) -> str:
+def _write_svg(envelope: Envelope, path: str) -> None:
+    """The picture of the (first) machine to a file. GpudoctorError when there is none, or it cannot be written."""
+    from pathlib import Path
+
+    from gpudoctor.report import render_svg
+
+    cases = envelope.cases or ((envelope.case,) if envelope.case is not None else ())
+    if len(cases) != 1:
+        raise GpudoctorError(f"one machine makes one picture, these are {len(cases)}", "give the files of one machine")
+    try:
+        Path(path).write_text(render_svg(cases[0], envelope.findings), encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise GpudoctorError(f"cannot write {path!r}: {reason}", "give a path in a folder that exists") from None
+
+
+def _human(envelope: Envelope, style: Style, *, matrix: bool, tree: bool) -> str:
     from gpudoctor.report import render_topo
     from gpudoctor.report.human import header, summary_lines
 
@@ -71,7 +95,9 @@ def _human(envelope: Envelope, style: Style, *, matrix: bool) -> str:
                 unicode=style.unicode,
                 color=style.color,
                 findings=envelope.findings if envelope.case is not None else (),
+                boxes=style.width is not None and not tree,
             )
             blocks.append(picture.rstrip("\n"))
-    blocks.append("\n".join(summary_lines(envelope.findings, style)))
+    boxed = style.width is not None and not tree and envelope.case is not None
+    blocks.append("\n".join(summary_lines(envelope.findings, style, numbered=boxed)))
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpudoctor.collect import gpus as _gpus
-from gpudoctor.collect import network, os_limits, software, sysfs
+from gpudoctor.collect import bridges, network, os_limits, software, sysfs
 from gpudoctor.collect import nvml as _nvml
 from gpudoctor.collect.files import Files, Notebook
 from gpudoctor.model import Case, Software
@@ -47,6 +47,8 @@ def collect_case(*, root: Path | None = None, nvml: bool = True, timeout_s: floa
         pairs=pairs,
         numa_nodes=nodes,
         nics=nics,
+        drives=bridges.drives(files),
+        acs=bridges.acs(files, notebook, found),
         software=versions,
         limits=limits,
         gaps=tuple(notebook.gaps),

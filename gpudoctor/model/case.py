@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpudoctor.model.facts import Acs, Conflict, Gap, Gpu, Host, Limits, Nic, NumaNode, Pair, Software, Source
+from gpudoctor.model.facts import Acs, Conflict, Drive, Gap, Gpu, Host, Limits, Nic, NumaNode, Pair, Software, Source
 from gpudoctor.model.loader import LoaderStudy
 from gpudoctor.model.measurement import Measurement
 from gpudoctor.model.source import SourceFacts
@@ -41,6 +41,7 @@ class Case:
     pairs: tuple[Pair, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
     nics: tuple[Nic, ...] = ()
+    drives: tuple[Drive, ...] = ()
     acs: tuple[Acs, ...] = ()  # of the bridges whose configuration could be read
     software: Software = field(default_factory=Software)
     limits: Limits = field(default_factory=Limits)

@@ -199,6 +199,16 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drive:
+    """An NVMe controller, the other device that shares lanes and nodes with GPUs."""
+
+    name: str  # nvme0
+    bdf: str | None = None
+    root: str | None = None
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     driver: str | None = None
     driver_flavour: Literal["open", "proprietary"] | None = None

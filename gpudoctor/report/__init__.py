@@ -10,12 +10,12 @@ from gpudoctor import codec
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Envelope
 from gpudoctor.report.text import Style
-from gpudoctor.report.topo import render_topo
+from gpudoctor.report.topo import render_svg, render_topo
 
 Form = Literal["human", "json", "markdown", "junit", "sarif", "github"]
 SUFFIXES: dict[str, Form] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
 
-__all__ = ["SUFFIXES", "Form", "form_of", "render", "render_topo", "write_files"]
+__all__ = ["SUFFIXES", "Form", "form_of", "render", "render_svg", "render_topo", "write_files"]
 
 
 def render(

@@ -256,14 +256,15 @@ def _next(envelope: Envelope, style: Style) -> str:
     return f"next: {style.joined(steps)}" if steps else ""
 
 
-def summary_lines(findings: Sequence[Finding], style: Style) -> list[str]:
+def summary_lines(findings: Sequence[Finding], style: Style, *, numbered: bool = False) -> list[str]:
     """One entry for each finding, without evidence and remedies, under a picture that marks where it is."""
     lines: list[str] = []
-    for finding in findings:
-        first = f" {WORDS[finding.severity][0]:<4} {style.text(finding.rule)}  "
+    for place, finding in enumerate(findings, start=1):
+        mark = f"[{place}]" if numbered else ""
+        first = f"{mark} {WORDS[finding.severity][0]:<4} {style.text(finding.rule)}  "
         text = f"{style.text(finding.subject)}  {style.text(finding.message)}"
-        folded = style.fold(text, first=first, rest=" " * 6)
-        folded[0] = f" {word(finding.severity, style)} " + folded[0][6:]
+        folded = style.fold(text, first=first, rest=" " * (6 + len(mark)))
+        folded[0] = f"{mark} {word(finding.severity, style)} " + folded[0][6 + len(mark) :]
         lines += folded
     if findings:
         lines += ["", f"next: gpudoctor explain {style.text(findings[0].rule)}"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from gpudoctor.model import Change, Envelope, Measurement, Prescription, Setting, Trial
+from gpudoctor.report import copies
 from gpudoctor.report.scaling import scaling
 from gpudoctor.report.text import Style, columns, count, number, pad, ranges, size, trimmed
 
@@ -40,9 +41,11 @@ def artifacts(envelope: Envelope, style: Style) -> list[str]:
 
 def measurements(envelope: Envelope, style: Style) -> list[str]:
     """One heading per subject, one line per metric: median, spread, verdict, what is expected."""
-    shown = [item for item in envelope.measurements if not item.metric.startswith(_TOLD_ELSEWHERE)]
+    told_here = [item for item in envelope.measurements if not item.metric.startswith(_TOLD_ELSEWHERE)]
+    groups = copies.lines([item for item in told_here if copies.is_group(item)], style)
+    shown = [item for item in told_here if not copies.is_group(item)]
     if not shown:
-        return []
+        return groups
     common = _common_settings(shown, style)
     counts = {item.samples for item in shown}
     repeats = str(counts.pop()) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -65,7 +68,7 @@ def measurements(envelope: Envelope, style: Style) -> list[str]:
     sources = sorted({style.text(item.expected.source) for item in shown if item.expected})
     if sources:
         lines += style.fold("expected: " + "; ".join(sources), rest="  ")
-    return lines
+    return [*lines, "", *groups] if groups else lines
 
 
 def _measurement_lines(items: Sequence[Measurement], style: Style) -> list[str]:

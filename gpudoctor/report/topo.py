@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudoctor.model import Case, Finding
-from gpudoctor.report.human import WORDS
+from gpudoctor.report import copies
+from gpudoctor.report.draw import PAINTS, Line, to_text
+from gpudoctor.report.human import WORDS, header
+from gpudoctor.report.svg import Heat, to_svg
 from gpudoctor.report.text import Style, columns, pad, ranges
 from gpudoctor.report.topo_layout import CLASS_RANK, Box, pair_of, tree
+from gpudoctor.report.topo_picture import TONES, footer, picture
 
 _LEGEND = {
     "X": "the device itself",
@@ -30,13 +34,49 @@ def render_topo(
     unicode: bool,
     color: bool,
     findings: Sequence[Finding] = (),
+    boxes: bool = False,
 ) -> str:
-    """The tree, or the matrix. `width` None never folds; a matrix too wide for the terminal comes in column blocks."""
+    """The tree (or with `boxes` the picture), or the matrix.
+
+    `width` None never folds; a matrix too wide for the terminal comes in column blocks. Devices carry the numbers that
+    the findings have in their list, counted from 1.
+    """
     style = Style(width=width, unicode=unicode, color=color)
     if not case.gpus and not case.nics:
         return ""
-    lines = _matrix(case, style, findings) if matrix else _tree(case, style, findings)
+    if matrix:
+        lines = _matrix(case, style, findings)
+    else:
+        lines = _picture(case, style, findings) if boxes else _tree(case, style, findings)
     return "\n".join(lines) + "\n"
+
+
+def render_svg(case: Case, findings: Sequence[Finding] = ()) -> str:
+    """The picture as one SVG document, with peer rates as heat maps where the Case holds them."""
+    style = Style(width=None, unicode=True, color=False)
+    heats = [
+        Heat(f"{title}, row to column", [f"GPU{index}" for index in names], rows)
+        for metric, title in copies.HEATS.items()
+        for names, rows in [copies.matrix(case.measurements, metric)]
+        if len(names) > 1
+    ]
+    notes = [Line(style.text(line.text), line.tone) for line in footer(case)]
+    for place, finding in enumerate(findings, start=1):
+        word = WORDS[finding.severity][0]
+        text = f"[{place}] {word} {finding.rule}  {finding.subject}  {finding.message}"
+        notes += [
+            Line(part, TONES[finding.severity]) for part in Style(width=130).fold(style.text(text), rest="      ")
+        ]
+    title = "  ".join(header(case, style)) or "machine"
+    return to_svg(title, picture(case, style, findings, width=132), notes, heats)
+
+
+def _picture(case: Case, style: Style, findings: Sequence[Finding]) -> list[str]:
+    room = style.width or 100
+    lines = to_text(picture(case, style, findings, width=room), style)
+    for line in footer(case):
+        lines += [style.paint(text, *PAINTS[line.tone]) for text in style.fold(style.text(line.text))]
+    return lines
 
 
 def _tree(case: Case, style: Style, findings: Sequence[Finding]) -> list[str]:

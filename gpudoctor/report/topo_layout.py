@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpudoctor.model import Case, Finding, Gpu, Nic, Pair, PathClass
+from gpudoctor.model.facts import Drive
 from gpudoctor.report.text import ranges, size
 
-Kind = Literal["numa", "host-bridge", "port", "switch", "group", "gpu", "nic"]
+Kind = Literal["numa", "host-bridge", "port", "switch", "group", "gpu", "nic", "drive"]
+Device = Gpu | Nic | Drive
 CLASS_RANK: dict[PathClass, int] = {"X": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
 _GROUPS: tuple[tuple[PathClass, str], ...] = (
     ("PHB", "one host bridge (PHB)"),
@@ -37,11 +39,13 @@ class Box:
 
 def tree(case: Case, findings: Sequence[Finding] = ()) -> list[Box]:
     """The boxes of a machine, NUMA nodes first to last; devices of unknown locality come last."""
-    homes: dict[tuple[int, ...], list[Gpu | Nic]] = {}
+    homes: dict[tuple[int, ...], list[Device]] = {}
     for gpu in case.gpus:
-        homes.setdefault(_gpu_home(gpu), []).append(gpu)
+        homes.setdefault(_gpu_home(case, gpu), []).append(gpu)
     for nic in case.nics:
         homes.setdefault(_nic_home(case, nic), []).append(nic)
+    for drive in case.drives:
+        homes.setdefault(_drive_home(drive, homes), []).append(drive)
     roots: list[Box] = []
     for home in sorted(homes, key=lambda nodes: (len(nodes) != 1, nodes)):
         box = _numa_box(case, home)
@@ -51,17 +55,31 @@ def tree(case: Case, findings: Sequence[Finding] = ()) -> list[Box]:
     return roots
 
 
-def _gpu_home(gpu: Gpu) -> tuple[int, ...]:
+def _gpu_home(case: Case, gpu: Gpu) -> tuple[int, ...]:
+    """The node of a GPU; the one with CPUs where its affinity also lists nodes that are GPU memory (Grace)."""
     if gpu.numa_node is not None:
         return (gpu.numa_node,)
-    return tuple(sorted(gpu.numa_nodes))
+    nodes = tuple(sorted(gpu.numa_nodes))
+    with_cpus = {node.node for node in case.numa_nodes if node.cpus}
+    near = [node for node in nodes if node in with_cpus]
+    if gpu.memory_node is not None and nodes and not near:
+        near = list(nodes[:1])  # the nodes of the CPUs come before those of the memories
+    return (near[0],) if len(near) == 1 else nodes
 
 
 def _nic_home(case: Case, nic: Nic) -> tuple[int, ...]:
     if nic.numa_node is not None:
         return (nic.numa_node,)
     near = [gpu for gpu in case.gpus if (nic.root and nic.root == gpu.root) or _rank(case, _key(gpu), _key(nic)) <= 4]
-    return _gpu_home(near[0]) if near else ()
+    return _gpu_home(case, near[0]) if near else ()
+
+
+def _drive_home(drive: Drive, homes: dict[tuple[int, ...], list[Device]]) -> tuple[int, ...]:
+    """Its node; unknown, that of what hangs on the same host bridge, or the only place that there is."""
+    if drive.numa_node is not None:
+        return (drive.numa_node,)
+    same = [home for home, items in homes.items() if any(item.root and item.root == drive.root for item in items)]
+    return same[0] if same else next(iter(homes)) if len(homes) == 1 else ()
 
 
 def _numa_box(case: Case, home: tuple[int, ...]) -> Box:
@@ -72,7 +90,7 @@ def _numa_box(case: Case, home: tuple[int, ...]) -> Box:
     node = next((node for node in case.numa_nodes if node.node == home[0]), None)
     cpus = node.cpus if node is not None else ()
     if not cpus:
-        cpus = tuple(sorted({cpu for gpu in case.gpus if _gpu_home(gpu) == home for cpu in gpu.local_cpus or ()}))
+        cpus = tuple(sorted({cpu for gpu in case.gpus if _gpu_home(case, gpu) == home for cpu in gpu.local_cpus or ()}))
     if cpus:
         details.append(f"CPUs {ranges(cpus)}")
     if node is not None and node.memory_bytes:
@@ -80,11 +98,13 @@ def _numa_box(case: Case, home: tuple[int, ...]) -> Box:
     return Box(kind="numa", title=f"NUMA node {home[0]}", details=details)
 
 
-def _key(item: Gpu | Nic) -> str:
-    return f"gpu:{item.index}" if isinstance(item, Gpu) else f"nic:{item.name}"
+def _key(item: Device) -> str:
+    if isinstance(item, Gpu):
+        return f"gpu:{item.index}"
+    return f"nic:{item.name}" if isinstance(item, Nic) else f"drive:{item.name}"
 
 
-def _by_path(case: Case, items: Sequence[Gpu | Nic], findings: Sequence[Finding]) -> list[Box]:
+def _by_path(case: Case, items: Sequence[Device], findings: Sequence[Finding]) -> list[Box]:
     """Host bridge, then switches. A root port that leads to one device stands in the line of that device."""
     top: list[Box] = []
     for item in items:
@@ -111,7 +131,7 @@ def _step(level: list[Box], key: str, kind: Kind, title: str, details: Iterable[
     return box.children
 
 
-def _by_class(case: Case, items: Sequence[Gpu | Nic], findings: Sequence[Finding]) -> list[Box]:
+def _by_class(case: Case, items: Sequence[Device], findings: Sequence[Finding]) -> list[Box]:
     boxes = {_key(item): _device(case, item, findings) for item in items}
     for box in boxes.values():  # the group says it already
         box.details = [detail for detail in box.details if not detail.startswith("PIX to ")]
@@ -146,7 +166,7 @@ def pair_of(case: Case, a: str, b: str) -> Pair | None:
     return next((pair for pair in case.pairs if (pair.a, pair.b) in ((a, b), (b, a))), None)
 
 
-def _device(case: Case, item: Gpu | Nic, findings: Sequence[Finding]) -> Box:
+def _device(case: Case, item: Device, findings: Sequence[Finding]) -> Box:
     key = _key(item)
     own = [finding for finding in findings if finding.subject == key]
     if isinstance(item, Nic):
@@ -159,10 +179,14 @@ def _device(case: Case, item: Gpu | Nic, findings: Sequence[Finding]) -> Box:
             f"PIX to GPU{ranges(near)}" if near else None,
         ]
         return Box(kind="nic", title=f"NIC {item.name}", details=[d for d in details if d], findings=own, key=key)
+    if isinstance(item, Drive):
+        return Box(kind="drive", title=f"NVMe {item.name}", details=[item.bdf] if item.bdf else [], key=key)
     same = len({gpu.name for gpu in case.gpus if gpu.name}) <= 1
     details = [item.bdf, None if same else (item.name or "").removeprefix("NVIDIA ") or None, gpu_link_text(item)]
     if item.mig:
         details.append("MIG on")
+    if item.cuda_index is not None and item.cuda_index != item.index:
+        details.append(f"CUDA {item.cuda_index}")
     box = Box(kind="gpu", title=f"GPU{item.index}", details=[d for d in details if d], findings=own, key=key)
     if item.lost:
         box.lost = True

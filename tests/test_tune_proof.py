@@ -107,3 +107,11 @@ def test_a_restless_script_still_reveals_a_dropped_batch(folder: Path) -> None:
     second = proof_run(folder, restless.replace("shuffle=True)", "shuffle=True, drop_last=True)"))
     result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)
     assert result.verdict == "different", result
+
+
+def test_rarer_output_is_proven_by_parameters_and_batches(folder: Path, baseline: Run) -> None:
+    rarer = ('    print(f"mean', '    if total < 0:\n        print(f"mean')
+    assert judge(folder, baseline, rarer, change_class="logging").verdict == "identical"
+    assert judge(folder, baseline, rarer, change_class="exact").verdict == "different"
+    wrong = judge(folder, baseline, rarer, *PLANTED["moved zero_grad"], change_class="logging")
+    assert wrong.verdict == "different"

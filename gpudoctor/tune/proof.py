@@ -29,11 +29,12 @@ def prove(
 ) -> ProofResult:
     """Compare a candidate with the baseline; `again` runs the baseline once more and is called only on a difference.
 
-    exact: everything must be equal, verdict "identical". Others draw other random numbers or print at other times,
-    so parameters and batches are not asked; the rows delivered, their order and the exit code are.
+    exact: everything must be equal, verdict "identical". logging: everything but console output and written files,
+    which come less often. Others draw other random numbers, so parameters and batches are not asked; the rows
+    delivered, their order and the exit code are.
     """
-    exact = change_class == "exact"
-    base, changed = _items(baseline, exact=exact), _items(candidate, exact=exact)
+    exact = change_class in ("exact", "logging")
+    base, changed = _items(baseline, change_class), _items(candidate, change_class)
     compared = tuple(name for name, value in base.items() if value is not None)
     if not any(base.get(name) for name in ("parameters", "batches", "rows", "console output", "written files")):
         return ProofResult(
@@ -53,7 +54,7 @@ def prove(
             compared=compared,
             reason=f"{differing[0]} differs, and the unchanged command could not be repeated",
         )
-    repeat = _items(second, exact=exact)
+    repeat = _items(second, change_class)
     unstable = {name for name in differing if base[name] != repeat[name]}
     if "console output" in unstable and _lines_agree(baseline.output, second.output, candidate.output):
         unstable.discard("console output")  # clock readings differ from run to run, every other line is the same
@@ -83,7 +84,8 @@ def training_records(watched: Watched) -> tuple[WatchRecord, ...]:
     return busy or watched.records
 
 
-def _items(run: Run, *, exact: bool) -> dict[str, object]:
+def _items(run: Run, change_class: ChangeClass) -> dict[str, object]:
+    same_draws = change_class in ("exact", "logging")
     records = training_records(run.watched)
     proofs = [record.proof for record in records]
     items: dict[str, object] = {
@@ -91,27 +93,30 @@ def _items(run: Run, *, exact: bool) -> dict[str, object]:
         "exception": tuple(record.exception for record in records),
         "optimizer steps": tuple(record.optimizer_steps_all for record in records),
         "batches counted": tuple(record.batches for record in records),
-        "rows": _gather(_rows(proof, exact=exact) for proof in proofs),
+        "rows": _gather(_rows(proof, same_draws=same_draws) for proof in proofs),
         "first epoch's order": _gather(proof.order[:1] if proof else () for proof in proofs),
         "shuffle": tuple(proof.shuffled if proof else None for proof in proofs),
         "repeated rows": tuple(proof.duplicates if proof else 0 for proof in proofs),
     }
-    if exact:
+    if same_draws:
         items |= {
             "batches": _gather(proof.batches if proof else () for proof in proofs),
             "parameters": _gather((proof.parameters,) if proof and proof.parameters else () for proof in proofs),
+        }
+    if change_class == "exact":
+        items |= {
             "console output": run.output or None,
             "written files": tuple(sorted((run.files or {}).items())) or None,
         }
     return items
 
 
-def _rows(proof: Proof | None, *, exact: bool) -> tuple[str, ...]:
+def _rows(proof: Proof | None, *, same_draws: bool) -> tuple[str, ...]:
     """Hashes of the rows delivered, an epoch each. Where draws may differ, an epoch that was cut short by the end of
     the window holds other rows of the same shuffled data, so only its length (batches counted) can be compared."""
     if proof is None:
         return ()
-    if exact or not proof.complete:
+    if same_draws or not proof.complete:
         return proof.rows
     return tuple(row for row, complete in zip(proof.rows, proof.complete, strict=True) if complete)
 

@@ -14,7 +14,7 @@ from gpudoctor.tune.runner import GRACE_S, PATIENCE, CommandRunner, failure
 
 # Loaders end after this many batches when only the code after the loop is to be reached.
 SHORT_LOOP = 2
-REWRITES = ("device-accumulator", "collect-device", "drop-call", "log-every", "pin-copy", "whole-batch")
+REWRITES = ("device-accumulator", "collect-device", "defer-read", "drop-call", "log-every", "pin-copy", "whole-batch")
 
 
 class Book(Protocol):
@@ -69,20 +69,21 @@ class Vetting:
             change_class=change_class,
             epochs_crossed=_epochs(candidate.watched) > 1,
         )
-        if result.verdict == "consistent" and change_class != "exact":
-            exact = [change for change in changes if change.change_class == "exact"]
-            if exact and any(edit.kind in REWRITES for change in exact for edit in change.edits):
-                alone = self._run(exact)
-                if alone is not None:
-                    part = prove(
-                        self.baseline,
-                        alone,
-                        lambda: self._run(()),
-                        change_class="exact",
-                        epochs_crossed=_epochs(alone.watched) > 1,
-                    )
-                    if part.verdict == "different":
-                        return part, False
+        # What must not change any number is also proven alone, without the changes that draw others.
+        strong = [change for change in changes if change.change_class in ("exact", "logging")]
+        rewrites = any(edit.kind in REWRITES for change in strong for edit in change.edits)
+        if change_class in ("stochastic", "numerics") and result.verdict != "different" and rewrites:
+            alone = self._run(strong)
+            if alone is not None:
+                part = prove(
+                    self.baseline,
+                    alone,
+                    lambda: self._run(()),
+                    change_class=_class(strong),
+                    epochs_crossed=_epochs(alone.watched) > 1,
+                )
+                if part.verdict == "different":
+                    return part, False
         ended = all(record.ended == "exit" for record in training_records(candidate.watched))
         return result, ended and candidate.watched.exit_code == 0
 
@@ -119,7 +120,7 @@ class Vetting:
 
 
 def _class(changes: Sequence[Change]) -> ChangeClass:
-    order: tuple[ChangeClass, ...] = ("numerics", "logging", "stochastic", "exact")
+    order: tuple[ChangeClass, ...] = ("numerics", "stochastic", "logging", "exact")
     for name in order:
         if any(change.change_class == name for change in changes):
             return name

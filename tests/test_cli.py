@@ -112,10 +112,10 @@ def test_files_beside_the_result(case_file: str, tmp_path: Path, capsys: pytest.
     [
         (["nope"], "no such command 'nope'"),
         (["topo", "--nope"], "no such option"),
-        (["topo", "--format", "sarif"], "invalid value for '--format': 'sarif' is not one of"),
+        (["topo", "--format", "html"], "invalid value for '--format': 'html' is not one of"),
         (["checkup", "--fail-on", "fatal"], "invalid value for '--fail-on'"),
         (["checkup", "--require-gpu", "0"], "invalid value for '--require-gpu'"),
-        (["checkup", "-o", "x.sarif"], "cannot write 'x.sarif': no format has the suffix '.sarif'"),
+        (["checkup", "-o", "x.html"], "cannot write 'x.html': no format has the suffix '.html'"),
         (["checkup", "--level", "deep"], "no such option"),
         (["read"], "missing argument 'FILE...'"),
         (["explain", "XXX999"], "there is no rule 'XXX999'"),

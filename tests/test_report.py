@@ -330,8 +330,8 @@ def test_files_take_their_format_from_the_suffix(tmp_path: typing.Any) -> None:
 
 
 def test_unknown_suffix_and_unwritable_file_are_clear_errors(tmp_path: typing.Any) -> None:
-    with pytest.raises(GpudoctorError, match=r"no format has the suffix '\.sarif'") as caught:
-        form_of("x.sarif")
-    assert caught.value.hint == "known suffixes: .json .md .xml"
+    with pytest.raises(GpudoctorError, match=r"no format has the suffix '\.html'") as caught:
+        form_of("x.html")
+    assert caught.value.hint == "known suffixes: .json .md .sarif .xml"
     with pytest.raises(GpudoctorError, match="No such file or directory"):
         write_files(samples.envelope(), [str(tmp_path / "no" / "a.json")])

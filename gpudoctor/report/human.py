@@ -208,6 +208,11 @@ def tally(envelope: Envelope, style: Style) -> list[str]:
     return lines + folded
 
 
+# More rules than this are told by their commonest reasons alone, until -v is given.
+_NAMED_RULES = 12
+_NAMED_REASONS = 3
+
+
 def _checked(envelope: Envelope, style: Style) -> list[str]:
     lines = []
     if envelope.clean:
@@ -222,10 +227,16 @@ def _checked(envelope: Envelope, style: Style) -> list[str]:
             codes.append(item.rule)
     if reasons:
         rules = len({item.rule for item in envelope.not_checked})
+        brief = style.verbose <= 0 and rules > _NAMED_RULES
+        ranked = sorted(reasons.items(), key=lambda item: -len(item[1])) if brief else list(reasons.items())
         parts = [
-            f"{_shorter(style.text(reason))} ({' '.join(style.text(code) for code in codes)})"
-            for reason, codes in reasons.items()
+            f"{_shorter(style.text(reason))} "
+            + (f"({count(len(codes), 'rule')})" if brief else f"({' '.join(style.text(code) for code in codes)})")
+            for reason, codes in (ranked[:_NAMED_REASONS] if brief else ranked)
         ]
+        if brief:
+            more = len(ranked) - _NAMED_REASONS
+            parts.append((f"{count(more, 'other reason')}; " if more > 0 else "") + "-v names the rules")
         if style.width is None or len(parts) == 1:
             lines += style.fold(f"NOT CHECKED {rules}: " + "; ".join(parts), first=" ", rest=" " * 6)
         else:

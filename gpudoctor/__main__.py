@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import sys
 
+_LIVE = ("topo", "checkup", "bench-pcie", "capture")  # commands that look at this machine
+_NOT_LIVE = ("--from", "--help", "-h", "--timeout")  # options that ask for something else, or another deadline
+
 
 def main() -> None:
-    """Answer --version before anything heavy is imported; hand everything else to the command line."""
+    """Answer --version before anything heavy is imported; hand everything else to the command line.
+
+    NVML takes longer to start than this program: a command that will need it asks first of all.
+    """
     if sys.argv[1:] == ["--version"]:
         from gpudoctor import __version__
 
         print(f"gpudoctor {__version__}")
         return
+    words = sys.argv[1:]
+    if (not words or words[0] in _LIVE) and not any(word.startswith(_NOT_LIVE) for word in words):
+        from gpudoctor.collect import nvml_start
+
+        nvml_start.begin(10.0)
     from gpudoctor.cli.app import run
 
     sys.exit(run())

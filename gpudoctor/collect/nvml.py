@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpudoctor import child, codec
+from gpudoctor.collect import nvml_start
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import GapReason, Gpu, P2PStatus, PathClass
 
@@ -52,9 +53,8 @@ class NvmlFacts:
 
 def ask(timeout_s: float) -> NvmlFacts:
     """NVML's facts. A GPU whose calls do not return in `timeout_s` is asked once more alone, then given up as lost."""
-    heard: list[Answer] = []
-    with child.Server() as server:
-        result = server.call("gpudoctor.collect.nvml_child:query", deadline_s=timeout_s, on_progress=heard.append)
+    asked = nvml_start.question(timeout_s)
+    result, heard = asked.answer(), asked.heard
     system = next((message["system"] for message in heard if "system" in message), None)
     gpus = {message["gpu"]["index"]: message for message in heard if "gpu" in message}
     pairs = [pair for message in heard if "pairs" in message for pair in message["pairs"]]

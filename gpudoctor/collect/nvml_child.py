@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpudoctor.model import GapReason, P2PStatus, PathClass
+if TYPE_CHECKING:  # the model takes longer to import than NVML to answer
+    from gpudoctor.model import GapReason, P2PStatus, PathClass
 
 _AFFINITY_WORDS = 16  # 64 CPUs or nodes each: NVML clips nothing up to 1024
 _SCOPE_NODE = 0

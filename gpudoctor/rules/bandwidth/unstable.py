@@ -35,13 +35,14 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if shaky:
         worst = max(shaky, key=lambda item: _width(item) / item.value)
         names = [f"{item.metric} of {item.subject}" for item in shaky]
+        width = _width(worst) / worst.value
+        why = f"repeated copies differ by up to {width:.0%}" if width > share else "the host was busy meanwhile"
         yield Finding(
             rule=RULE.code,
             name=RULE.name,
             severity=RULE.severity,
             subject=worst.subject if len({item.subject for item in shaky}) == 1 else "host",
-            message=f"no verdict on {rates.listed(names, 4)}: repeated copies differ by up to "
-            f"{_width(worst) / worst.value:.0%}, or the host was busy",
+            message=f"no verdict on {rates.listed(names, 4)}: {why}",
             evidence=tuple(rates.shown(case, item, "repeats within 5 %") for item in shaky[:6]),
             remedies=(Remedy(kind="measure", text="stop other load, then gpudoctor bench-pcie --seconds 20"),),
             confidence="certain",

@@ -31,7 +31,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         worst: tuple[Measurement, Measurement] | None = None
         compared = False
         for metric in ("h2d_node", "d2h_node"):
-            items = [item for item in rates.of(case, metric) if item.subject == subject(gpu)]
+            items = [item for item in rates.of(case, metric) if item.subject == subject(gpu) and _placed(item)]
             if len({item.settings.get("node") for item in items}) < 2:
                 continue
             compared = True
@@ -45,6 +45,12 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
             yield _finding(case, gpu, *worst)
         elif not compared:
             yield Unchecked(reason="copies were not measured for memory of two NUMA nodes", subject=subject(gpu))
+
+
+def _placed(item: Measurement) -> bool:
+    """Whether the pages lay on the node that the figure is for, as far as that is known."""
+    share = item.settings.get("on_node")
+    return not isinstance(share, int | float) or share > 0.9
 
 
 def _value(item: Measurement) -> float:
@@ -104,5 +110,18 @@ EXAMPLES = (
         subjects=("gpu:0",),
     ),
     Example(name="new server", kind="quiet", case=_case(("h2d_node", 0, 25.15, True), ("h2d_node", 1, 25.13, False))),
+    Example(
+        name="the far memory was not there",
+        kind="lacks",
+        case=Case(
+            gpus=(Gpu(index=0, numa_node=0),),
+            measurements=tuple(
+                Measurement(
+                    metric="h2d_node", subject="gpu:0", value=12.2, unit="GB/s", settings={"node": n, "on_node": share}
+                )
+                for n, share in ((0, 1.0), (1, 0.0))
+            ),
+        ),
+    ),
     Example(name="one node measured", kind="lacks", case=_case(("h2d_node", 0, 12.2, True))),
 )

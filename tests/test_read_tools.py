@@ -88,6 +88,8 @@ def test_nvbandwidth_text_and_json() -> None:
     assert found["h2d", "gpu:0"] == 369.36
     assert found["h2d_while_d2h", "gpu:0"] == 176.92
     assert found["d2h.sm", "gpu:0"] == 351.93
+    (latency,) = [item for item in grace.measurements if item.metric == "host_device_latency"]
+    assert (latency.value, latency.unit) == (772.58, "ns")
     peers = rates(read("nvbandwidth-peers.txt"))
     assert len(peers) == 30
     assert peers["p2p_read", "gpu:3-gpu:0"] == 21.95  # row 0 reads from column 3

@@ -189,6 +189,10 @@ def _measurements(table: _Table, file: str) -> Iterator[tuple[Measurement, int]]
         for _, cells, line in table.rows[:1]:
             for column, cell in zip(table.columns, cells, strict=False):
                 yield from _one(metric + suffix, f"gpu:{column}", cell, settings, line)
+    elif base == "host_device_latency":
+        for _, cells, line in table.rows[:1]:
+            for column, cell in zip(table.columns, cells, strict=False):
+                yield from _one("host_device_latency", f"gpu:{column}", cell, settings, line, unit="ns")
     elif table.name.startswith("device_local_copy"):
         for _, cells, line in table.rows[:1]:
             for column, cell in zip(table.columns, cells, strict=False):
@@ -203,11 +207,11 @@ def _measurements(table: _Table, file: str) -> Iterator[tuple[Measurement, int]]
 
 
 def _one(
-    metric: str, subject: str, cell: str, settings: dict[str, Setting], line: int
+    metric: str, subject: str, cell: str, settings: dict[str, Setting], line: int, *, unit: str = "GB/s"
 ) -> Iterator[tuple[Measurement, int]]:
     try:
         value = float(cell)
     except ValueError:
         return
     if value > 0:  # old versions print 0.00 where there is no access
-        yield Measurement(metric=metric, subject=subject, value=value, unit="GB/s", settings=settings), line
+        yield Measurement(metric=metric, subject=subject, value=value, unit=unit, settings=settings), line

@@ -9,7 +9,9 @@ from gpudoctor.read.parts import Part, Parts, line_count
 
 KIND = "superbench-gpu-copy"
 _LINE = re.compile(
-    r"\s*(?:(cpu)_to_gpu(\d{1,12})|gpu(\d{1,12})_to_(cpu)|gpu(\d{1,12})_to_gpu(\d{1,12})(?:_(read|write))?)_by_(sm|dma)(?:_under_numa(\d{1,12}))?\s+(\d{1,12}(?:\.\d{1,12})?)\s*$"
+    r"\s*(?:(cpu)_to_gpu(\d{1,4})|gpu(\d{1,4})_to_(cpu)|gpu(\d{1,4})_to_gpu(\d{1,4})(?:_(read|write))?"
+    r"|(?:cpu_and_gpu(\d{1,4})|gpu(\d{1,4})_and_cpu))"
+    r"_by_(sm|dma)(?:_under_numa(\d{1,4}))?\s+(\d{1,12}(?:\.\d{1,12})?)\s*$"
 )
 _OURS = re.compile(r"\s*\w+_by_(?:sm|dma)\w*\s+\d{1,12}(?:\.\d{1,12})?\s*$")
 
@@ -32,11 +34,11 @@ def read_text(text: str, file: str) -> Parts:
             continue
         metric, subject, seen = _what(match)
         gpus |= seen
-        node = int(match[9]) if match[9] else None
-        settings: dict[str, Setting] = {"tool": KIND, "engine": "ce" if match[8] == "dma" else "sm", "file": file}
-        suffix = "" if match[8] == "dma" else ".sm"
+        node = int(match[11]) if match[11] else None
+        settings: dict[str, Setting] = {"tool": KIND, "engine": "ce" if match[10] == "dma" else "sm", "file": file}
+        suffix = "" if match[10] == "dma" else ".sm"
         item = Measurement(
-            metric=metric + suffix, subject=subject, value=float(match[10]), unit="GB/s", settings=settings
+            metric=metric + suffix, subject=subject, value=float(match[12]), unit="GB/s", settings=settings
         )
         if node is not None:
             placed = Measurement(
@@ -68,6 +70,9 @@ def _what(match: re.Match[str]) -> tuple[str, str, set[int]]:
         return "h2d", f"gpu:{match[2]}", {int(match[2])}
     if match[4]:
         return "d2h", f"gpu:{match[3]}", {int(match[3])}
+    if match[8] or match[9]:  # both directions at once, summed
+        gpu = int(match[8] or match[9])
+        return "h2d_d2h_sum", f"gpu:{gpu}", {gpu}
     a, b = int(match[5]), int(match[6])
     if a == b:
         return "d2d", f"gpu:{a}", {a}

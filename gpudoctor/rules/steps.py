@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from gpudoctor.model import Case, CopySite, Gain, SyncSite, WatchedLoader, WatchRecord
+from gpudoctor.model import Case, CopySite, Gain, Measurement, Severity, Step, SyncSite, WatchedLoader, WatchRecord
 
 
 class _AtSite(Protocol):
@@ -34,10 +34,30 @@ def records(case: Case) -> tuple[WatchRecord, ...]:
 
 def cost(record: WatchRecord, waited_ms: float) -> Cost:
     """The cost of a wait that sums to `waited_ms` over all steps of the record, which must hold steps."""
-    count = len(record.steps)
-    total = sum(step.wall_ms for step in record.steps)
+    return _among(record, record.steps, waited_ms)
+
+
+def spent(record: WatchRecord, site: SyncSite | CopySite) -> Cost:
+    """The cost of the waiting at one line in the steady steps; in all steps where they were not told apart."""
+    steps = record.steps[record.steady_from :] or record.steps
+    if isinstance(site, SyncSite) and site.detected_by == "sync-debug-mode" and site.window_waited_ms is not None:
+        return _among(record, steps, site.window_waited_ms * len(steps))
+    if site.steady_waited_ms is None:
+        return cost(record, site.waited_ms)
+    return _among(record, steps, site.steady_waited_ms)
+
+
+def fed(record: WatchRecord, loader: WatchedLoader, otherwise_ms: float) -> Cost:
+    """The cost of waiting for a loader in the steady steps; `otherwise_ms` where they were not told apart."""
+    if loader.steady_wait_ms is None:
+        return cost(record, otherwise_ms)
+    return _among(record, record.steps[record.steady_from :] or record.steps, loader.steady_wait_ms)
+
+
+def _among(record: WatchRecord, steps: Sequence[Step], waited_ms: float) -> Cost:
+    total = sum(step.wall_ms for step in steps)
     share = min(1.0, max(0.0, waited_ms / total)) if total > 0 else 0.0
-    return Cost(step_ms=total / count, waited_ms=waited_ms / count, share=share, record=record)
+    return Cost(step_ms=total / len(steps), waited_ms=waited_ms / len(steps), share=share, record=record)
 
 
 def per_step(record: WatchRecord, calls: int) -> float:
@@ -75,6 +95,49 @@ def bound(share: float, what: str, *, most: float | None = None) -> Gain:
     )
 
 
+def bound_of_waits(case: Case, price: Cost) -> Gain:
+    """What removing all waits for the device can win: stated for all lines together, because the first wait of a step
+    covers for the later ones. Bounded by the device's idle time where the profiler measured it, else by the waits."""
+    record = price.record
+    steps = record.steps[record.steady_from :] or record.steps
+    total = sum(step.wall_ms for step in steps)
+    share = sum(step.copy_wait_ms + step.sync_wait_ms for step in steps) / total if total > 0 else 0.0
+    share = min(1.0, max(share, price.share))
+    known = _measured(case, record, "step.gain_bound", "waits") if busy(case, record) is not None else None
+    if known is None:
+        return bound(share, "all waits for the GPU together", most=2.0)
+    return Gain(
+        low=1.0,
+        high=round(known.value, 3),
+        unit="x",
+        basis="measured",
+        source=f"upper bound for all waits together: {share:.0%} of the step, and what the GPU idles meanwhile",
+    )
+
+
+def busy(case: Case, record: WatchRecord) -> float | None:
+    """The share of the watched step in which the device works; None where no profiler window tells."""
+    known = _measured(case, record, "step.device_busy")
+    return known.value if known is not None else None
+
+
+def worth(case: Case, price: Cost, severity: Severity, least: float) -> tuple[Severity, str]:
+    """The severity of a wait, lowered to info with the reason in words where the device is busy all the same, so that
+    less than the share `least` of the step can be won."""
+    working = busy(case, price.record)
+    if working is None or bound_of_waits(case, price).high >= 1 / (1 - least):
+        return severity, ""
+    return "info", f"; the GPU is busy {working:.0%} of the step all the same, so that next to nothing can be won"
+
+
+def _measured(case: Case, record: WatchRecord, metric: str, cause: str | None = None) -> Measurement | None:
+    place = record.rank if record.rank is not None else records(case).index(record)
+    for item in case.measurements:
+        if (item.metric, item.subject) == (metric, f"rank:{place}") and item.settings.get("cause") == cause:
+            return item
+    return None
+
+
 def a_step(price: Cost) -> str:
     """Such as "12.1 of 30.4 ms a step (40 %)"."""
     return f"{price.waited_ms:.1f} of {price.step_ms:.1f} ms a step ({price.share * 100:.0f} %)"
@@ -82,7 +145,7 @@ def a_step(price: Cost) -> str:
 
 def copy_symptom(record: WatchRecord, copy: CopySite) -> str:
     """The wait for one copy, in the same words in each rule that it explains, so that it is counted once."""
-    return f"{copy.site}: copying waits {a_step(cost(record, copy.waited_ms))}"
+    return f"{copy.site}: copying waits {a_step(spent(record, copy))}"
 
 
 def function_of(sync: SyncSite) -> str:
@@ -93,7 +156,7 @@ def function_of(sync: SyncSite) -> str:
 def synced(case: Case, functions: Sequence[str], often: float) -> list[tuple[SyncSite, Cost]]:
     """The sites of these calls that touch a GPU at least `often` times a step, with what they cost."""
     return [
-        (sync, cost(record, sync.waited_ms))
+        (sync, spent(record, sync))
         for record in records(case)
         for sync in record.syncs
         if function_of(sync) in functions and per_step(record, min(sync.calls_in_steps, sync.on_device)) >= often

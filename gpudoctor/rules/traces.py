@@ -26,6 +26,11 @@ class Share:
         return f"{self.part_ms:.3g} of {self.whole_ms:.3g} {unit} ({self.share * 100:.0f} %)"
 
 
+def alone(case: Case) -> tuple[TraceFacts, ...]:
+    """The traces that are not the profiler window of a watched command, whose lines tell more."""
+    return () if case.watched is not None and any(record.steps for record in case.watched.records) else case.traces
+
+
 def on_device(case: Case) -> tuple[TraceFacts, ...]:
     """The ranks whose trace shows device work."""
     return tuple(facts for facts in case.traces if facts.window_ms)

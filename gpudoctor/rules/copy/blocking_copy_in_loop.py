@@ -41,7 +41,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, per_step, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, copy_symptom, per_step, records, spent, worst, worth
 
 RULE = Rule(
     code="CPY001",
@@ -61,7 +61,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         return
     often = case.threshold(RULE.code, "calls_per_step")
     found = [
-        (copy, cost(record, copy.waited_ms))
+        (copy, spent(record, copy))
         for record in records(case)
         for copy in record.copies
         if copy.kind == "h2d" and _waits(copy) and per_step(record, copy.calls_in_steps) >= often
@@ -79,7 +79,7 @@ def _in_traces(case: Case) -> Iterator[Finding]:
     """The time in which nothing is computed: during copies from pageable memory, and after the host waited for them."""
     often = case.threshold(RULE.code, "calls_per_step")
     found = []
-    for facts in case.traces:
+    for facts in traces.alone(case):
         waits = [wait for wait in traces.waits(facts, often) if wait.copy == "h2d"]
         copies = [item for item in facts.copies if item.kind == "h2d" and item.memory == "pageable"]
         alone = sum(item.exposed_ms for item in copies) + sum(wait.idle_after_ms for wait in waits)
@@ -131,12 +131,13 @@ def _finding(case: Case, copy: CopySite, price: Cost) -> Finding:
         remedies.append(Remedy(kind="code", text=f"{by_loader}; do not call .pin_memory() in the loop"))
     if blocking:
         remedies.append(Remedy(kind="code", text="non_blocking=True at this copy, once its source is pinned"))
+    severity, but = worth(case, price, RULE.severity, case.threshold(RULE.code, "wait_share"))
     return Finding(
         rule=RULE.code,
         name=RULE.name,
-        severity=RULE.severity,
+        severity=severity,
         subject=copy.site,
-        message=f"the copy to the GPU ({how}, {size:.1f} MB a call) waits {a_step(price)}",
+        message=f"the copy to the GPU ({how}, {size:.1f} MB a call) waits {a_step(price)}{but}",
         evidence=(
             evidence(
                 case,
@@ -146,7 +147,7 @@ def _finding(case: Case, copy: CopySite, price: Cost) -> Finding:
             ),
         ),
         remedies=tuple(remedies),
-        gain=bound(price.share, "this copy", most=2.0),
+        gain=bound_of_waits(case, price),
         confidence="likely",
         symptoms=(copy_symptom(price.record, copy),),
     )

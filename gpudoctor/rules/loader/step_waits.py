@@ -38,7 +38,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, fed, feeding, records, worst
 
 RULE = Rule(
     code="LDR021", name="step-waits-for-loader", severity="warning", needs=("watched|traces.loader",), since="0.1"
@@ -46,13 +46,13 @@ RULE = Rule(
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
-    shares = [share for facts in case.traces if (share := traces.loader_share(facts)) is not None]
+    shares = [share for facts in traces.alone(case) if (share := traces.loader_share(facts)) is not None]
     if not records(case) and not shares:
         missing = "watched command" if case.watched else "trace"
         yield Unchecked(reason=f"no step was seen in the {missing}")
         return
     found = [
-        (loader, cost(record, loader.wait_ms - (loader.first_batch_ms or 0.0)))
+        (loader, fed(record, loader, loader.wait_ms - (loader.first_batch_ms or 0.0)))
         for record in records(case)
         for loader in feeding(record)
         if loader.num_workers > 0

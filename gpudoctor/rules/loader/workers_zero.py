@@ -40,7 +40,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, fed, feeding, records, worst
 
 RULE = Rule(
     code="LDR001", name="workers-zero", severity="warning", needs=("watched|source|traces.loader",), since="0.1"
@@ -55,7 +55,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         yield Unchecked(reason="no step is marked in the trace")
         return
     found = [
-        (loader, cost(record, loader.wait_ms))
+        (loader, fed(record, loader, loader.wait_ms))
         for record in records(case)
         for loader in feeding(record)
         if loader.num_workers == 0 and not loader.overridden
@@ -85,7 +85,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
 def _in_traces(case: Case) -> Iterator[Finding]:
     found = [
         item
-        for facts in case.traces
+        for facts in traces.alone(case)
         if facts.loader is not None and facts.loader.workers is False
         if (item := traces.loader_share(facts)) is not None
         if item.part_ms >= case.threshold(RULE.code, "wait_ms")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, SyncSite, Unchecked, Watched, WatchRecord
 from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, per_step, records, synced, worst
+from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, per_step, records, synced, worst, worth
 
 RULE = Rule(code="SYN005", name="explicit-synchronize-per-step", severity="warning", needs=sources.NEEDS, since="0.1")
 
@@ -53,12 +53,13 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
 
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
     rate = per_step(price.record, sync.calls_in_steps)
+    severity, but = worth(case, price, RULE.severity, case.threshold(RULE.code, "wait_share"))
     return Finding(
         rule=RULE.code,
         name=RULE.name,
-        severity=RULE.severity,
+        severity=severity,
         subject=sync.site,
-        message=f"synchronize() is called {rate:.1f} times a step and takes {a_step(price)}",
+        message=f"synchronize() is called {rate:.1f} times a step and takes {a_step(price)}{but}",
         evidence=(evidence(case, "watched", f"synchronize: {sync.calls} calls", "none in the loop"),),
         remedies=(
             Remedy(
@@ -68,7 +69,7 @@ def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
                 undo="the call",
             ),
         ),
-        gain=bound(price.share, "this call", most=2.0),
+        gain=bound_of_waits(case, price),
         confidence="likely",
         symptoms=(f"{sync.site}: waits {a_step(price)}",),
     )

@@ -11,7 +11,8 @@ How we know
     torch version that is assumed (installed, or given with --torch): clip_grad_norm_ with error_if_nonfinite (before
     torch 1.10 in any case), any and all before 1.13, multinomial up to 2.1, alpha= with a tensor, normal with a tensor
     as std, an index that is a 0-dim tensor, nanmedian, equal and allclose, functions of torch.linalg that check their
-    result, and metrics of torchmetrics that look for NaN.
+    result, and metrics of torchmetrics that look for NaN. Or the command was watched on a GPU: torch itself says that
+    the line waits (sync debug mode) in about every step, and no call in it is one that is meant to.
 Fix
     The spelling that stays on the device, named with each finding.
 When to ignore
@@ -22,10 +23,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpudoctor.model import Case, Example, Finding, Remedy, Rule, SourceSite, Unchecked
+from gpudoctor.model import (
+    Case,
+    Example,
+    Finding,
+    Remedy,
+    Rule,
+    SourceSite,
+    Step,
+    SyncSite,
+    Unchecked,
+    Watched,
+    WatchRecord,
+)
 from gpudoctor.rules import sources
+from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, per_step, records, spent, worst, worth
 
-RULE = Rule(code="SYN007", name="operation-with-hidden-sync", severity="warning", needs=("source",), since="0.2")
+RULE = Rule(code="SYN007", name="operation-with-hidden-sync", severity="warning", needs=sources.NEEDS, since="0.2")
 
 # Versions [since, until) in which an operation waits; None is open. Others wait in all versions.
 _VERSIONS: dict[str, tuple[tuple[int, int] | None, tuple[int, int] | None]] = {
@@ -53,6 +68,19 @@ _FIXES = {
 
 
 def check(case: Case) -> Iterator[Finding | Unchecked]:
+    if case.watched is not None and not records(case):
+        yield Unchecked(reason="no step was seen in the watched command")
+        return
+    often = case.threshold(RULE.code, "calls_per_step")
+    seen = [
+        (sync, spent(record, sync))
+        for record in records(case)
+        for sync in record.syncs
+        if sync.detected_by == "sync-debug-mode" and per_step(record, sync.calls_in_steps) >= often
+    ]
+    for sync, price in worst(seen):
+        if price.share >= case.threshold(RULE.code, "wait_share"):
+            yield _watched(case, sync, price)
     found = [
         site
         for site in sources.sites(case, "hidden-sync")
@@ -84,7 +112,51 @@ def _finding(site: SourceSite) -> Finding:
     )
 
 
+def _watched(case: Case, sync: SyncSite, price: Cost) -> Finding:
+    severity, but = worth(case, price, RULE.severity, case.threshold(RULE.code, "wait_share"))
+    rate = per_step(price.record, sync.calls_in_steps)
+    return Finding(
+        rule=RULE.code,
+        name=RULE.name,
+        severity=severity,
+        subject=sync.site,
+        message=f"an operation here waits for the GPU inside, {rate:.1f} times a step: {a_step(price)}{but}",
+        evidence=(evidence(case, "watched", f"sync debug mode: {sync.calls} waits", "none in the loop"),),
+        remedies=(
+            Remedy(
+                kind="code",
+                text=(
+                    "a spelling that stays on the device: torch.where for a mask, output_size=, tensors made on the GPU"
+                    " or copied from pinned memory, no tensors where Python numbers are expected"
+                ),
+            ),
+        ),
+        gain=bound_of_waits(case, price),
+        confidence="likely",
+        symptoms=(f"{sync.site}: waits {a_step(price)}",),
+    )
+
+
+def _case(*, by: str = "sync-debug-mode", in_steps: int = 200, waited_ms: float = 1.5, steps: int = 100) -> Case:
+    sync = SyncSite(
+        site="train.py:9",
+        function="sync" if by == "sync-debug-mode" else "item",
+        calls=200,
+        on_device=200,
+        calls_in_steps=in_steps,
+        window_waited_ms=waited_ms,
+        detected_by="sync-debug-mode" if by == "sync-debug-mode" else "both",
+    )
+    record = WatchRecord(pid=1, cuda=True, steps=(Step(wall_ms=20),) * steps, syncs=(sync,))
+    return Case(watched=Watched(command=("python", "train.py"), cwd="", records=(record,)))
+
+
 EXAMPLES = (
+    Example(name="watched: a mask, twice a step", kind="fires", case=_case(), subjects=("train.py:9",)),
+    Example(name="watched: item() is SYN001", kind="quiet", case=_case(by="wrapper")),
+    Example(name="watched: every tenth step", kind="quiet", case=_case(in_steps=10)),
+    Example(name="watched: no wait", kind="quiet", case=_case(waited_ms=0.1)),
+    Example(name="no step seen", kind="lacks", case=_case(steps=0)),
     Example(
         name="alpha=, a 0-dim index, a metric, clipping with a check",
         kind="fires",
@@ -125,5 +197,5 @@ EXAMPLES = (
         kind="quiet",
         case=sources.example_case(sources.example_site("hidden-sync", "multinomial", "torch.multinomial(p, 1)")),
     ),
-    Example(name="no source read", kind="lacks", case=Case()),
+    Example(name="nothing watched, no source read", kind="lacks", case=Case()),
 )

@@ -40,7 +40,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, function_of, per_step, records, synced, worst
+from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, function_of, per_step, records, synced, worst, worth
 
 RULE = Rule(
     code="SYN001",
@@ -68,7 +68,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     for group in sources.by_line(sources.sites(case, "host-read")):
         yield _from_source(group)
     found_in_traces = [
-        traces.of_step(facts, sum(wait.idle_after_ms for wait in _reads(case, facts))) for facts in case.traces
+        traces.of_step(facts, sum(wait.idle_after_ms for wait in _reads(case, facts))) for facts in traces.alone(case)
     ]
     limit = case.threshold(RULE.code, "wait_share")
     for item, others in traces.worst([item for item in found_in_traces if item.share >= limit]):
@@ -115,12 +115,13 @@ def _in_trace(item: traces.Share, reads: Sequence[TraceWait], others: str) -> Fi
 def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
     function = function_of(sync)
     rate = per_step(price.record, sync.calls_in_steps)
+    severity, but = worth(case, price, RULE.severity, case.threshold(RULE.code, "wait_share"))
     return Finding(
         rule=RULE.code,
         name=RULE.name,
-        severity=RULE.severity,
+        severity=severity,
         subject=sync.site,
-        message=f"{function}() reads a tensor from the GPU {rate:.1f} times a step and waits {a_step(price)}",
+        message=f"{function}() reads a tensor from the GPU {rate:.1f} times a step and waits {a_step(price)}{but}",
         evidence=(evidence(case, "watched", f"{function}: {sync.on_device} calls on the device", "one every N steps"),),
         remedies=(
             Remedy(
@@ -129,7 +130,7 @@ def _finding(case: Case, sync: SyncSite, price: Cost) -> Finding:
                 risk="values are logged later or less often",
             ),
         ),
-        gain=bound(price.share, "this wait", most=2.0),
+        gain=bound_of_waits(case, price),
         confidence="likely",
         symptoms=(f"{sync.site}: waits {a_step(price)}",),
     )

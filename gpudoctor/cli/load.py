@@ -26,7 +26,9 @@ def load(common: Common, paths: list[str] | None = None) -> Loaded:
     paths = [*(paths or ()), *(common.source or ())]
     if not paths:
         from gpudoctor.collect import collect_case
+        from gpudoctor.rules import all_rules
 
+        all_rules()  # needed in any case; NVML is being asked meanwhile
         return Loaded(cases=(collect_case(timeout_s=common.timeout_s),), live=True)
     from gpudoctor.read import read_artifacts
 

@@ -21,6 +21,7 @@ from gpudoctor.tune.loader.search import Purpose, Setting
 START_S = {"fork": (0.1, 0.1), "spawn": (3.5, 1.8), "forkserver": (3.0, 1.8)}
 HANG_S = (3.0, 8.0)  # a row that takes a fifth of the budget, within these bounds, hangs at the earliest
 HANG_ROWS = 50  # a row that takes so many times the slowest one seen hangs
+END_S, END_EACH_S = 0.1, 0.02  # to end the workers
 _CUT_OFF = re.compile(r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError)\b")
 GRACE_S = 5.0  # for an answer, beyond the deadline that the other side keeps itself
 LEAST_BATCHES = 8
@@ -111,6 +112,8 @@ class LiveRunner:
             self._learn(setting, slowest)
         self.follow = self.follow or (slowest.fault is not None and slowest.fault.kind == "hang")
         self.trials.append(slowest)
+        if slowest.stopped_at is not None:
+            self.deadline = time.monotonic()  # epochs end early: there is nothing to compare until that is mended
         return slowest
 
     def hang_s(self) -> float:
@@ -137,8 +140,7 @@ class LiveRunner:
 
     def _learn(self, setting: Setting, trial: LoaderTrial) -> None:
         if setting.workers and trial.first_batch_s is not None:
-            other = trial.wall_s - trial.seconds if trial.over == "window" else trial.first_batch_s
-            self.starts[setting.workers] = max(0.05, min(other, trial.first_batch_s + 1.0))
+            self.starts[setting.workers] = trial.first_batch_s + END_S + END_EACH_S * setting.workers
 
     def _read(
         self,

@@ -173,6 +173,10 @@ class Search:
         space = self.space
         rate = self._try((0, DEFAULT_PREFETCH), "ladder")
         best = rate or 0.0
+        if space.present is not None and space.present.workers:
+            present = self._try(space.present.cell, "ladder")
+            if present is not None and self._reached(present):
+                return  # what is left to find are fewer workers
         start_s = self.runner.expected_s(self._setting((1, DEFAULT_PREFETCH)), self.window_s) - self.window_s
         if start_s > self.window_s:
             self.window_s = LONG_WINDOW_S
@@ -180,7 +184,9 @@ class Search:
         for workers in self._rungs():
             if len(self.outcome.failures) >= MOST_FAILURES:
                 break
-            rate = self._try((workers, self._prefetch(workers)), "ladder")
+            cell = (workers, self._prefetch(workers))
+            known = self.outcome.repeats.get(self._setting(cell))
+            rate = known[-1] if known else self._try(cell, "ladder")
             if rate is None:
                 continue
             poor = poor + 1 if rate < best * LADDER_GAIN else 0
@@ -188,9 +194,6 @@ class Search:
             best = max(best, rate)
             if poor >= 2 or dropped or self._reached(rate):
                 break
-        present = space.present
-        if present is not None and self._setting(present.cell) not in self.outcome.repeats:
-            self._try(present.cell, "ladder")
 
     def _rungs(self) -> list[int]:
         """Powers of two, the usable CPUs and the most that is allowed; from the count that the step needs on."""

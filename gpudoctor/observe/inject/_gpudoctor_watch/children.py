@@ -65,15 +65,23 @@ def _child(work, mapped, folder, job, writing):
         faulthandler.register(in_worker.DUMP_SIGNAL, file=dump, all_threads=False)
         _own_multiprocessing()
         W.torch.set_num_threads(1)
-        try:
-            answer = {"value": work(mapped, folder)}
-        except BaseException as error:
-            answer = {"fault": {"kind": "exception", **in_worker.describe_error(error)}}
-        raw = json.dumps(answer).encode()
+        raw = json.dumps(_answer(work, mapped, folder)).encode()
         while raw:
             raw = raw[os.write(writing, raw) :]
     finally:
         os._exit(0)
+
+
+def _answer(work, mapped, folder):
+    """torch raises for a worker that died from its SIGCHLD handler, wherever this process stands: also in here."""
+    try:
+        try:
+            return {"value": work(mapped, folder)}
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except BaseException as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return {"fault": {"kind": "exception", **in_worker.describe_error(error)}}
 
 
 def _own_multiprocessing():

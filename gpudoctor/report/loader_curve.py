@@ -101,7 +101,7 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
         cells.append(
             (
                 str(first.workers),
-                style.joined(extras),
+                ", ".join(extra for extra in extras if extra),
                 number(rate),
                 spread,
                 f"{number(statistics.median(starts))} s" if starts else "",
@@ -112,6 +112,11 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
         )
     head = ("workers", "", "samples/s", "", "first batch", "memory", "shm", "")
     plain = style.table([head, *cells], right=(0, 2, 4, 5, 6), indent="  ")
+    for least in (6, 5, 4, 3):  # a narrow terminal loses columns from the right, but for the marks
+        if style.width is None or max(columns(line) for line in plain) <= style.width:
+            break
+        rows_shown = [(*row[:least], row[-1]) for row in (head, *cells)]
+        plain = style.table(rows_shown, right=(0, 2, 4, 5)[: least // 2 + 1], indent="  ")
     width = max(columns(line) for line in plain)
     room = 0 if style.width is None else min(_BAR, style.width - width - 2)
     lines = [plain[0]]

@@ -65,6 +65,12 @@ def unusable(payload: dict[str, Any]) -> dict[str, Any]:
     return {"unusable": "torch 2.9.0 is built without CUDA"}
 
 
+def slow_beside_another_process(payload: dict[str, Any]) -> dict[str, Any]:
+    told = answer(payload, 26.2)
+    told["readings"]["processes"] = {"1": 20, "2": 11}
+    return told
+
+
 def far_memory_is_slow(payload: dict[str, Any]) -> dict[str, Any]:
     share = 1.0 if payload["node"] in (None, 0) else 0.5
     placed = None if payload["node"] is None else {"share": 1.0, "reason": None}

@@ -107,6 +107,15 @@ def test_a_busy_host_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("other processes used 90%" in note for note in result.notes)
 
 
+def test_a_process_that_came_meanwhile_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = bench(monkeypatch, "slow_beside_another_process", Case(gpus=(GPU,)))
+    assert result.measurements[0].verdict == "no verdict"
+    assert any("another process came onto this GPU" in note for note in result.notes)
+    known = dataclasses.replace(GPU, processes=(GpuProcess(pid=4242),))  # allowed, and there from the beginning
+    result = bench(monkeypatch, "slow_beside_another_process", Case(gpus=(known,)), allow_busy=True)
+    assert result.measurements[0].verdict == "bad"
+
+
 def test_conditions() -> None:
     quiet = conditions.Reading(at=0.0, cpu_s=100.0, own_s=1.0, swapped_pages=10)
     ours = conditions.Reading(at=10.0, cpu_s=120.0, own_s=20.0, swapped_pages=10)  # the work was our own

@@ -86,8 +86,12 @@ def bench_copies(
             interrupted = True
     said, busy = conditions.judge(before, conditions.read(), os.cpu_count() or 0)
     run.notes += said
-    if busy:
-        run.measurements = [_without_verdict(item) for item in run.measurements]
+    run.measurements = [
+        _without_verdict(item, "the host was busy" if busy else "another process used the GPU")
+        if busy or item.subject in run.disturbed
+        else item
+        for item in run.measurements
+    ]
     return _result(run, interrupted=interrupted)
 
 
@@ -150,10 +154,10 @@ def _probes(level: Level, only: Sequence[str] | None) -> tuple[Probe, ...]:
     return tuple(probe for probe in PROBES["thorough"] if probe.kind in only)
 
 
-def _without_verdict(item: Measurement) -> Measurement:
+def _without_verdict(item: Measurement, why: str) -> Measurement:
     if item.verdict not in ("low", "bad"):
         return item
-    return dataclasses.replace(item, verdict="no verdict", notes=(*item.notes, "the host was busy"))
+    return dataclasses.replace(item, verdict="no verdict", notes=(*item.notes, why))
 
 
 def _result(run: Run, *, interrupted: bool) -> BenchResult:

@@ -59,6 +59,7 @@ class Run:
     engine: str | None = None
     total: int = 0
     done: int = 0
+    disturbed: set[str] = field(default_factory=set)  # subjects whose low figures mean nothing
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     measurements: list[Measurement] = field(default_factory=list)
@@ -219,6 +220,11 @@ def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words
         if answer["samples"]:
             run.add(described(probe.kind, subject, answer["samples"], settings, answer["notes"], unit=probe.unit))
     _count_errors(run, gpu, [answer["readings"] for _, answer in answers])
+    seen = max((int(n) for _, answer in answers for n in answer["readings"].get("processes", {})), default=0)
+    # Ours is one of them; in a container others are not shown.
+    if seen > 1 + len(gpu.processes or ()):
+        run.disturbed.add(f"gpu:{gpu.index}")
+        run.note(f"gpu:{gpu.index}: another process came onto this GPU during the copies; low figures give no verdict")
 
 
 def _count_errors(run: Run, gpu: Gpu, readings: Sequence[dict[str, Any]]) -> None:

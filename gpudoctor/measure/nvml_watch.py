@@ -15,6 +15,7 @@ from gpudoctor.estimate import pcie_generation
 PERIOD_S = 0.05
 _DEVICES = Path("/sys/bus/pci/devices")
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
+_READINGS = ("generation", "width", "pstate", "reasons", "temperature_c")
 _GRAPHICS_IDLE = "gpu_idle"
 # NVML's clock event reasons (nvml.h) in snake case.
 _REASONS = {
@@ -112,6 +113,7 @@ class Watch:
         extra: dict[str, Callable[[], int]] = {  # worth knowing, no reason to complain where they are refused
             "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _SM_CLOCK),
             "memory_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _MEMORY_CLOCK),
+            "processes": lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(device)),
         }
 
         def replays() -> dict[str, int]:

@@ -284,3 +284,22 @@ def test_the_cost_of_watching_is_told(tmp_path: Path) -> None:
     assert idle.overhead_ms is not None
     assert watched.overhead_ms > idle.overhead_ms > 0
     assert dataclasses.asdict(watched)["window"] is None
+
+
+def test_a_call_inside_a_library_is_told_as_such(tmp_path: Path) -> None:
+    text = LOOP + (
+        "from torch import amp\n"
+        "scaler = amp.GradScaler('cpu')\n"
+        "def step(number):\n"
+        "    scaler.scale(model.weight.sum()).backward()\n"
+        "    scaler.step(optimizer)  # scaler\n"
+        "    scaler.update()\n"
+        "    model.weight.sum().item()\n"
+        "train(4, step)\n"
+    )
+    record = only(watch_text(tmp_path, text))
+    found = {sync.site: sync.via for sync in record.syncs}
+    (line,) = [f"train.py:{n}" for n, row in enumerate(text.splitlines(), 1) if row.endswith("# scaler")]
+    assert found[line] is not None
+    assert found[line].startswith("torch.amp.grad_scaler.")
+    assert [via for site, via in found.items() if site != line] == [None]

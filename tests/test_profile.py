@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from observe_support import LOOP
 
+from gpudoctor import profiles
 from gpudoctor.model import (
     Bound,
     Case,
     CopySite,
     DeviceWindow,
     Envelope,
+    Finding,
     Step,
     SyncSite,
     TraceFacts,
@@ -31,6 +33,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.report import render
+from gpudoctor.rules import run_rules
 from gpudoctor.tune import watched as measured
 from gpudoctor.tune.verdict import as_watched, breakdown, judge
 
@@ -380,3 +383,64 @@ def test_profile_without_any_step(tmp_path: Path) -> None:
     done = profile(tmp_path, "print('hello')\n")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no step was ever seen" in done.stderr
+
+
+# --- the rules --------------------------------------------------------------------------------------------------
+
+
+def findings(seen: WatchRecord, facts: TraceFacts | None) -> dict[tuple[str, str], Finding]:
+    case = profiled(seen, facts)
+    case = dataclasses.replace(case, profile=profiles.for_case(case))
+    return {(item.rule, item.subject): item for item in run_rules(case).findings}
+
+
+READ = SyncSite(
+    site="train.py:72",
+    function="item",
+    calls=51,
+    on_device=51,
+    calls_in_steps=50,
+    steady_calls=50,
+    steady_waited_ms=200.0,
+)
+
+
+def test_a_gain_is_stated_for_all_waits_together() -> None:
+    copies = (dataclasses.replace(COPIES[0], calls_in_steps=100),)
+    seen = record(wall=20, sync=4, copy=1, syncs=(READ,), copies=copies)
+    found = findings(seen, trace(compute=8, host_ms=10, sync_ms=10))
+    read, copy = found["SYN001", "train.py:72"], found["CPY001", "train.py:43"]
+    assert (read.severity, copy.severity) == ("warning", "warning")
+    assert read.gain == copy.gain
+    assert read.gain is not None
+    assert read.gain.high == pytest.approx(20 / 15, abs=1e-3)
+    assert "all waits together" in read.gain.source
+    assert "4.0 of 20.0 ms a step (20 %)" in read.message
+    without = findings(seen, None)["SYN001", "train.py:72"]
+    assert without.gain is not None
+    assert without.gain.high == pytest.approx(20 / 15, abs=1e-3)
+
+
+def test_waits_of_a_busy_gpu_are_no_warning() -> None:
+    found = findings(record(wall=20, sync=4, syncs=(READ,)), trace(compute=19.8, host_ms=1))
+    read = found["SYN001", "train.py:72"]
+    assert read.severity == "info"
+    assert "the GPU is busy 99% of the step all the same" in read.message
+    assert read.gain is not None
+    assert read.gain.high < 1.02
+    assert not {rule for rule, _ in found if found[rule, _].severity == "warning"}
+
+
+def test_the_window_of_a_watched_command_is_not_told_twice() -> None:
+    found = findings(
+        record(wall=300, load=260, loaders=(loader(batches=51, wait_ms=13000.0),)),
+        trace(compute=30, loader_ms=270, loader_waited=270),
+    )
+    assert [key for key in found if key[0] == "LDR001"] == [("LDR001", "train.py:45")]
+
+
+def test_many_short_kernels_make_a_launch_bound_step() -> None:
+    found = findings(record(wall=20), trace(compute=8, host_ms=30, launch_ms=2))
+    launch = found["SYN011", "rank:0"]
+    assert launch.gain is not None
+    assert launch.gain.high == pytest.approx(2.5, abs=1e-3)  # of the watched step, not of the profiled one

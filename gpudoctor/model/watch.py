@@ -171,6 +171,7 @@ class SyncSite:
     steady_calls: int | None = None
     steady_waited_ms: float | None = None
     window_waited_ms: float | None = None  # a step, in the profiler window, by the profiler's own clock
+    via: str | None = None  # the library function, called in this line, in which the call stands
     detected_by: Literal["wrapper", "sync-debug-mode", "both"] = "wrapper"
 
 

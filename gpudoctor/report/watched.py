@@ -156,6 +156,8 @@ def _sites(record: WatchRecord, style: Style) -> list[str]:
         calls = _calls(sync)
         if calls:
             what = f"{style.text(sync.function)}()" if sync.detected_by != "sync-debug-mode" else "hidden sync"
+            if sync.via is not None:
+                what += f" in {style.text(sync.via.rpartition('.')[2])}()"
             waited = _waited(sync) / steps if sync.detected_by != "sync-debug-mode" else sync.window_waited_ms
             detail = "" if sync.on_device or record.cuda else "on CPU tensors"
             found.append(

@@ -38,7 +38,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, per_step, records, spent, worst, worth
+from gpudoctor.rules.steps import Cost, a_step, bound_of_waits, function_of, per_step, records, spent, worst, worth
 
 RULE = Rule(code="SYN007", name="operation-with-hidden-sync", severity="warning", needs=sources.NEEDS, since="0.2")
 
@@ -76,7 +76,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         (sync, spent(record, sync))
         for record in records(case)
         for sync in record.syncs
-        if sync.detected_by == "sync-debug-mode" and per_step(record, sync.calls_in_steps) >= often
+        if _hidden(sync) and per_step(record, sync.calls_in_steps) >= often
     ]
     for sync, price in worst(seen):
         if price.share >= case.threshold(RULE.code, "wait_share"):
@@ -88,6 +88,15 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     ]
     for group in sources.by_line(found):
         yield _finding(group[0])
+
+
+def _hidden(sync: SyncSite) -> bool:
+    """Not written in the line. GradScaler must read whether gradients overflowed: it waits by design."""
+    if not sync.on_device or (sync.via is not None and ".grad_scaler." in sync.via):
+        return False
+    return sync.detected_by == "sync-debug-mode" or (
+        sync.via is not None and function_of(sync) not in ("synchronize", "empty_cache")
+    )
 
 
 def _finding(site: SourceSite) -> Finding:
@@ -115,12 +124,13 @@ def _finding(site: SourceSite) -> Finding:
 def _watched(case: Case, sync: SyncSite, price: Cost) -> Finding:
     severity, but = worth(case, price, RULE.severity, case.threshold(RULE.code, "wait_share"))
     rate = per_step(price.record, sync.calls_in_steps)
+    inside = f"{sync.via}()" if sync.via is not None else "an operation here"
     return Finding(
         rule=RULE.code,
         name=RULE.name,
         severity=severity,
         subject=sync.site,
-        message=f"an operation here waits for the GPU inside, {rate:.1f} times a step: {a_step(price)}{but}",
+        message=f"{inside} waits for the GPU inside, {rate:.1f} times a step: {a_step(price)}{but}",
         evidence=(evidence(case, "watched", f"sync debug mode: {sync.calls} waits", "none in the loop"),),
         remedies=(
             Remedy(
@@ -137,14 +147,23 @@ def _watched(case: Case, sync: SyncSite, price: Cost) -> Finding:
     )
 
 
-def _case(*, by: str = "sync-debug-mode", in_steps: int = 200, waited_ms: float = 1.5, steps: int = 100) -> Case:
+def _case(
+    *,
+    by: str = "sync-debug-mode",
+    in_steps: int = 200,
+    waited_ms: float = 1.5,
+    steps: int = 100,
+    via: str | None = None,
+) -> Case:
     sync = SyncSite(
         site="train.py:9",
         function="sync" if by == "sync-debug-mode" else "item",
         calls=200,
         on_device=200,
         calls_in_steps=in_steps,
+        waited_ms=waited_ms * 100,
         window_waited_ms=waited_ms,
+        via=via,
         detected_by="sync-debug-mode" if by == "sync-debug-mode" else "both",
     )
     record = WatchRecord(pid=1, cuda=True, steps=(Step(wall_ms=20),) * steps, syncs=(sync,))
@@ -153,7 +172,18 @@ def _case(*, by: str = "sync-debug-mode", in_steps: int = 200, waited_ms: float 
 
 EXAMPLES = (
     Example(name="watched: a mask, twice a step", kind="fires", case=_case(), subjects=("train.py:9",)),
+    Example(
+        name="watched: item() in a metric",
+        kind="fires",
+        case=_case(by="wrapper", via="torchmetrics.metric.Metric.forward"),
+        subjects=("train.py:9",),
+    ),
     Example(name="watched: item() is SYN001", kind="quiet", case=_case(by="wrapper")),
+    Example(
+        name="watched: GradScaler waits by design",
+        kind="quiet",
+        case=_case(by="wrapper", via="torch.amp.grad_scaler.GradScaler.step"),
+    ),
     Example(name="watched: every tenth step", kind="quiet", case=_case(in_steps=10)),
     Example(name="watched: no wait", kind="quiet", case=_case(waited_ms=0.1)),
     Example(name="no step seen", kind="lacks", case=_case(steps=0)),

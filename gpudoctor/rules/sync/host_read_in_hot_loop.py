@@ -62,7 +62,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         yield Unchecked(reason="no step is marked in the trace")
         return
     found = synced(case, READS, case.threshold(RULE.code, "calls_per_step"))
-    for sync, price in worst(found):
+    for sync, price in worst([item for item in found if item[0].via is None]):  # inside of a library it is SYN007
         if price.share >= case.threshold(RULE.code, "wait_share"):
             yield _finding(case, sync, price)
     for group in sources.by_line(sources.sites(case, "host-read")):

@@ -92,8 +92,11 @@ def _warned(frame):
     if W.window is not None:
         W.window.warned(W.syncs.get((site, "sync")), now)
         return
+    new = (site, "sync") not in W.syncs
     entry = entry_of(W.syncs, (site, "sync"), SyncEntry)
     if entry is not None:
+        if new:
+            entry.via = state.called_by_user(frame)
         entry.on_device += 1
         entry.debug = True
         entry.add(0.0)

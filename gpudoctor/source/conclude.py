@@ -19,13 +19,28 @@ if TYPE_CHECKING:
 
 # These are told wherever they stand; all others only in a step loop.
 ANYWHERE = frozenset(
-    "anomaly-detection single-tensor-optimizer read-before-copy-done side-stream cuda-in-worker handle-before-fork iterable-not-split"
-    " sampler-missing set-epoch-missing device-from-global-rank removed-interface find-unused-parameters data-parallel layers-by-hand"
-    " fsdp-one-unit synchronize-one-device".split()
+    [
+        "anomaly-detection",
+        "single-tensor-optimizer",
+        "read-before-copy-done",
+        "side-stream",
+        "cuda-in-worker",
+        "handle-before-fork",
+        "iterable-not-split",
+        "sampler-missing",
+        "set-epoch-missing",
+        "device-from-global-rank",
+        "removed-interface",
+        "find-unused-parameters",
+        "data-parallel",
+        "layers-by-hand",
+        "fsdp-one-unit",
+        "synchronize-one-device",
+    ]
 )
 # A GPU must have been seen somewhere in the program.
 NEEDS_GPU = frozenset(
-    "single-tensor-optimizer anomaly-detection checkpoint pinned-inline empty-cache synchronize".split()
+    ["single-tensor-optimizer", "anomaly-detection", "checkpoint", "pinned-inline", "empty-cache", "synchronize"]
 )
 
 
@@ -65,7 +80,7 @@ def _names(candidate: Candidate) -> list[tuple[str, str]]:
     return names
 
 
-def _kind(it: Interpreter, candidate: Candidate, kind: str, frame: Frame | None) -> str | None:  # noqa: C901, PLR0911
+def _kind(it: Interpreter, candidate: Candidate, kind: str, frame: Frame | None) -> str | None:
     extra = candidate.extra
     if kind in NEEDS_GPU and it.uses_gpu is None and not _on_gpu_by_loop(frame, kind) and not extra.get("framework"):
         return None

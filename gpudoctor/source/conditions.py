@@ -93,7 +93,7 @@ def rarity(it: Interpreter, node: ast.If, test: Value) -> tuple[str | None, str]
 
 
 def _fills_once(it: Interpreter, node: ast.If) -> bool:
-    """``if self.cache is None: self.cache = ...``, ``if key not in cache: cache[key] = ...``, ``if first: first = False``."""
+    """``if self.cache is None: self.cache = ...``, ``if key not in cache: ...``, ``if first: first = False``."""
     test = node.test
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = test.operand

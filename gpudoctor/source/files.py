@@ -15,9 +15,23 @@ from gpudoctor.source.notebook import NotANotebookError, Place, read_notebook
 
 # Folders that hold no code of the user's own.
 SKIPPED = {
-    ".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache", ".pytest_cache", "__pycache__",
-    "node_modules", "site-packages", ".ipynb_checkpoints", ".eggs", "__pypackages__",
-}  # fmt: skip
+    ".git",
+    ".hg",
+    ".svn",
+    ".venv",
+    "venv",
+    ".tox",
+    ".nox",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    "__pycache__",
+    "node_modules",
+    "site-packages",
+    ".ipynb_checkpoints",
+    ".eggs",
+    "__pypackages__",
+}
 MAX_BYTES = 20_000_000  # more is data, not a script
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 

@@ -1,4 +1,4 @@
-"""Loops: over what they run, what one round is given, and a second walk where a round changes what the next one sees."""
+"""Loops: over what they run, what one round is given, and a second walk where a round changes the next."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def iterable(it: Interpreter, value: Value, node: ast.expr) -> Value:
     if value.kind == HOST:
         return sequence(NUMBER, tag="host")
     if value.kind == UNKNOWN and LOADER_NAME.search(_iterated_name(node)):
-        result = sequence(_batch(Value(LOADER)), tag="loader")
-        return result
+        return sequence(_batch(Value(LOADER)), tag="loader")
     if value.kind == UNKNOWN and isinstance(node, ast.Call):
         return _wrapped(it, node)
     return sequence(ANY, tag="unknown")

@@ -418,7 +418,7 @@ def _parameters(name: str, device: object, why: object) -> Value:
     return sequence(sequence([host(), one]) if name.startswith("named_") else one, tag="parameters")
 
 
-def _module_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:  # noqa: C901
+def _module_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:
     thing = base.ref
     if name == "to":
         return tensors.move(it, base, given, node, name)
@@ -583,10 +583,37 @@ def merged(values: list[Value]) -> Value:
 
 _Handler = Callable[[Interpreter, str, "Arguments", ast.Call], Value]
 _PACKAGES: dict[str, _Handler] = {
-    "numpy": _numpy, "np": _numpy, "pandas": _numpy, "scipy": _numpy, "sklearn": _numpy, "cv2": _numpy, "PIL": _numpy, "random": _numpy,
-    "math": _math, "cmath": _math, "time": _time, "timeit": _time, "datetime": _time, "copy": _copy, "os": _os, "itertools": _itertools,
-    "tqdm": _tqdm, "rich": _rich, "fastprogress": _tqdm, "functools": _functools, "accelerate": _accelerate, "lightning": _lightning,
-    "pytorch_lightning": _lightning, "lightning_fabric": _lightning, "torchmetrics": _torchmetrics, "transformers": _transformers,
-    "torchvision": _torchvision, "timm": _torchvision, "torchaudio": _torchvision, "deepspeed": _deepspeed, "wandb": _wandb,
-    "mlflow": _wandb, "swanlab": _wandb,
-}  # fmt: skip
+    "numpy": _numpy,
+    "np": _numpy,
+    "pandas": _numpy,
+    "scipy": _numpy,
+    "sklearn": _numpy,
+    "cv2": _numpy,
+    "PIL": _numpy,
+    "random": _numpy,
+    "math": _math,
+    "cmath": _math,
+    "time": _time,
+    "timeit": _time,
+    "datetime": _time,
+    "copy": _copy,
+    "os": _os,
+    "itertools": _itertools,
+    "tqdm": _tqdm,
+    "rich": _rich,
+    "fastprogress": _tqdm,
+    "functools": _functools,
+    "accelerate": _accelerate,
+    "lightning": _lightning,
+    "pytorch_lightning": _lightning,
+    "lightning_fabric": _lightning,
+    "torchmetrics": _torchmetrics,
+    "transformers": _transformers,
+    "torchvision": _torchvision,
+    "timm": _torchvision,
+    "torchaudio": _torchvision,
+    "deepspeed": _deepspeed,
+    "wandb": _wandb,
+    "mlflow": _wandb,
+    "swanlab": _wandb,
+}

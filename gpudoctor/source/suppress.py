@@ -16,7 +16,7 @@ _COMMENT = re.compile(
 
 
 class Suppression(NamedTuple):
-    """`codes` None silences every rule; `ours` is a comment in our own words, which is told when it silences nothing."""
+    """`codes` None silences every rule; `ours`: a comment in our words, told when it silences nothing."""
 
     file: str
     line: int

@@ -82,8 +82,26 @@ def operation(
     first = tensors[0] if tensors else None
     result = tensor(device, why, mask=masks)
     if same and first is not None and base is not None:
-        kept = name in ("detach", "clone", "contiguous", "view", "reshape", "squeeze", "flatten", "unsqueeze", "expand", "t", "permute",
-                        "transpose", "requires_grad_", "detach_", "expand_as", "ravel", "repeat", "to_")  # fmt: skip
+        kept = name in (
+            "detach",
+            "clone",
+            "contiguous",
+            "view",
+            "reshape",
+            "squeeze",
+            "flatten",
+            "unsqueeze",
+            "expand",
+            "t",
+            "permute",
+            "transpose",
+            "requires_grad_",
+            "detach_",
+            "expand_as",
+            "ravel",
+            "repeat",
+            "to_",
+        )
         result.mask = base.mask if kept else masks
         result.scalar = base.scalar and not name.startswith(
             ("view", "reshape", "unsqueeze", "expand", "flatten", "ravel")
@@ -336,10 +354,18 @@ def copy_to_device(
     if base.device == CPU or base.origin == BATCH:
         it.work(copies=1)
         it.note(
-            "copy-to-device", node, name, result, line=line_of(node),
-            pinned=base.pinned, non_blocking=non_blocking, loader=base.ref if base.origin == BATCH else None,
-            origin=base.origin, made_in=base.frame, inline=base.tag == "pinned-inline",
-        )  # fmt: skip
+            "copy-to-device",
+            node,
+            name,
+            result,
+            line=line_of(node),
+            pinned=base.pinned,
+            non_blocking=non_blocking,
+            loader=base.ref if base.origin == BATCH else None,
+            origin=base.origin,
+            made_in=base.frame,
+            inline=base.tag == "pinned-inline",
+        )
         if base.origin == BATCH and base.ref is not None:
             base.ref.moves.append((it.site(node), result, tuple(it.frames)))
     return result
@@ -359,10 +385,18 @@ def _copy(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.C
         elif base.on_gpu and source.device == CPU:
             it.work(copies=1)
             it.note(
-                "copy-to-device", node, name, base, line=line_of(node),
-                pinned=source.pinned, non_blocking=blocking, loader=source.ref if source.origin == BATCH else None,
-                origin=source.origin, made_in=source.frame, inline=False,
-            )  # fmt: skip
+                "copy-to-device",
+                node,
+                name,
+                base,
+                line=line_of(node),
+                pinned=source.pinned,
+                non_blocking=blocking,
+                loader=source.ref if source.origin == BATCH else None,
+                origin=source.origin,
+                made_in=source.frame,
+                inline=False,
+            )
     return base
 
 
@@ -453,12 +487,34 @@ def _split(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.
 
 
 _SPECIAL = {
-    "item": _item, "tolist": _tolist, "numpy": _numpy, "__array__": _numpy, "cpu": _cpu, "to": _to, "cuda": _cuda, "copy_": _copy,
-    "pin_memory": _pin, "type": _type, "type_as": _type_as, "items": _items, "values": _items, "get": _get, "pop": _get,
-    "record_stream": _nothing, "backward": _backward, "new_tensor": _new, "__float__": _item, "__int__": _item, "__bool__": _item,
-    "to_tuple": _get, "split": _split, "chunk": _split, "unbind": _split, "split_with_sizes": _split,
+    "item": _item,
+    "tolist": _tolist,
+    "numpy": _numpy,
+    "__array__": _numpy,
+    "cpu": _cpu,
+    "to": _to,
+    "cuda": _cuda,
+    "copy_": _copy,
+    "pin_memory": _pin,
+    "type": _type,
+    "type_as": _type_as,
+    "items": _items,
+    "values": _items,
+    "get": _get,
+    "pop": _get,
+    "record_stream": _nothing,
+    "backward": _backward,
+    "new_tensor": _new,
+    "__float__": _item,
+    "__int__": _item,
+    "__bool__": _item,
+    "to_tuple": _get,
+    "split": _split,
+    "chunk": _split,
+    "unbind": _split,
+    "split_with_sizes": _split,
     **dict.fromkeys((name for name in LIKE if name.startswith("new_")), _new),
-}  # fmt: skip
+}
 
 
 def fresh(it: Interpreter, device: Place, why: Why | None, *, pinned: bool | None) -> Value:

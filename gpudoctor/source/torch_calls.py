@@ -25,11 +25,9 @@ from gpudoctor.source.values import (
     OPTIMIZER,
     SEQUENCE,
     TENSOR,
-    Thing,
     Value,
     element,
     host,
-    join,
     sequence,
     stronger,
     tensor,
@@ -65,7 +63,7 @@ _CONTEXTS = (
 )
 
 
-def call(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value:  # noqa: C901
+def call(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value:
     handler = _EXACT.get(name)
     if handler is not None:
         return handler(it, name, given, node)
@@ -135,7 +133,7 @@ def factory(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Val
             return data if last != "tensor" else data.with_(scalar=data.scalar)
         if device == CPU:
             return data.with_(frame=it.loop())
-    if last in ("scalar_tensor",):
+    if last == "scalar_tensor":
         last = "full"
     result = tensors.fresh(
         it, device, why, pinned=None if pinned is None or device != CPU else pinned.const is not False
@@ -317,7 +315,7 @@ def _cuda(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
         "BFloat16Tensor",
     ):
         result = tensor(GPU, it.why(node), mask=last == "BoolTensor")
-        if given.values and given.values[0].kind in (SEQUENCE,):
+        if given.values and given.values[0].kind == SEQUENCE:
             it.note("built-on-host", node, f"torch.cuda.{last}", result, made_in=it.loop())
         it.work()
         it.saw_gpu(result)
@@ -326,7 +324,7 @@ def _cuda(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
         return Value(OBJECT, name="torch.GradScaler")
     if last in ("stream", "device", "graph", "autocast") or name.startswith("cuda.amp"):
         return Value(OBJECT, name=f"torch.{name}")
-    if last in ("CUDAGraph",):
+    if last == "CUDAGraph":
         return Value(OBJECT, name=f"torch.{name}")
     return NUMBER
 
@@ -407,10 +405,26 @@ def _from_numpy(it: Interpreter, name: str, given: Arguments, node: ast.Call) ->
 
 _Handler = Callable[[Interpreter, str, "Arguments", ast.Call], Value]
 _EXACT: dict[str, _Handler] = {
-    "device": _device, "save": _save, "load": _load, "Tensor": _tensor_class, "FloatTensor": _tensor_class, "LongTensor": _tensor_class,
-    "IntTensor": _tensor_class, "ByteTensor": _tensor_class, "BoolTensor": _tensor_class, "DoubleTensor": _tensor_class,
-    "HalfTensor": _tensor_class, "autograd.set_detect_anomaly": _anomaly, "autograd.detect_anomaly": _anomaly,
-    "autograd.anomaly_mode.set_detect_anomaly": _anomaly, "autograd.anomaly_mode.detect_anomaly": _anomaly,
-    "set_default_device": _default_device, "set_default_tensor_type": _default_device, "amp.GradScaler": _scaler,
-    "cuda.amp.GradScaler": _scaler, "amp.grad_scaler.GradScaler": _scaler, "from_numpy": _from_numpy, "frombuffer": _from_numpy,
-}  # fmt: skip
+    "device": _device,
+    "save": _save,
+    "load": _load,
+    "Tensor": _tensor_class,
+    "FloatTensor": _tensor_class,
+    "LongTensor": _tensor_class,
+    "IntTensor": _tensor_class,
+    "ByteTensor": _tensor_class,
+    "BoolTensor": _tensor_class,
+    "DoubleTensor": _tensor_class,
+    "HalfTensor": _tensor_class,
+    "autograd.set_detect_anomaly": _anomaly,
+    "autograd.detect_anomaly": _anomaly,
+    "autograd.anomaly_mode.set_detect_anomaly": _anomaly,
+    "autograd.anomaly_mode.detect_anomaly": _anomaly,
+    "set_default_device": _default_device,
+    "set_default_tensor_type": _default_device,
+    "amp.GradScaler": _scaler,
+    "cuda.amp.GradScaler": _scaler,
+    "amp.grad_scaler.GradScaler": _scaler,
+    "from_numpy": _from_numpy,
+    "frombuffer": _from_numpy,
+}

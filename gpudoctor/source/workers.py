@@ -12,8 +12,19 @@ from gpudoctor.source.project import Function, dotted
 from gpudoctor.source.values import ANY, FUNCTION, INSTANCE, NUMBER, OBJECT, Value, sequence
 
 _OPENS = frozenset(
-    "h5py.File open lmdb.open zipfile.ZipFile tarfile.open sqlite3.connect tables.open_file rasterio.open netCDF4.Dataset"
-    " gzip.open io.open".split()
+    [
+        "h5py.File",
+        "open",
+        "lmdb.open",
+        "zipfile.ZipFile",
+        "tarfile.open",
+        "sqlite3.connect",
+        "tables.open_file",
+        "rasterio.open",
+        "netCDF4.Dataset",
+        "gzip.open",
+        "io.open",
+    ]
 )
 _SHARDS = re.compile(r"rank|world_size|shard|DistributedSampler|split_dataset|worker_info", re.IGNORECASE)
 

@@ -101,9 +101,12 @@ class WorkerCounts:
     collate_ms: float = 0.0
     cpus: int | None = None  # in its affinity mask
     threads_started: int | None = None  # native threads that appeared while it fetched
-    grown_bytes: int = 0  # private memory, from the first batch to the last
+    grown_bytes: int = 0  # allocated from the first batch on
     grown_over: int = 0  # samples in between
     grown_steps: int = 0  # how often it grew further in between
+    copied_bytes: int = 0  # shared pages that became its own, because they were written to
+    copied_over: int = 0
+    copied_steps: int = 0
     private_bytes: int | None = None
     random_state: str | None = None  # fingerprint of the generators at its first batch
 

@@ -69,7 +69,7 @@ def groups(trials: Iterable[LoaderTrial]) -> list[list[LoaderTrial]]:
     """The trials of the real loader that gave a rate, by setting: rows first, then by workers and prefetch."""
     found: dict[tuple[bool, int, int, bool, bool], list[LoaderTrial]] = {}
     for trial in trials:
-        if trial.rate is not None and trial.part == "real" and trial.purpose != "pin":
+        if trial.rate is not None and trial.part == "real" and trial.purpose not in ("pin", "check"):
             key = (trial.whole_batch, trial.workers, trial.prefetch, not trial.in_order, trial.one_thread)
             found.setdefault(key, []).append(trial)
     return [found[key] for key in sorted(found)]

@@ -21,8 +21,13 @@ from gpudoctor.model import (
 
 
 def real(study: LoaderStudy) -> Iterator[LoaderTrial]:
-    """The trials of the loader as it is, those that gave a rate."""
-    return (trial for trial in study.trials if trial.part == "real" and trial.rate is not None)
+    """The trials of the loader as it is, those that gave a rate; neither with pinning nor before the step was known."""
+    others = ("pin", "check")
+    return (
+        trial
+        for trial in study.trials
+        if trial.part == "real" and trial.rate is not None and trial.purpose not in others
+    )
 
 
 def median_rate(trials: Iterable[LoaderTrial]) -> float:

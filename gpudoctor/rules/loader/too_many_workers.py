@@ -29,8 +29,8 @@ def check(case: Case) -> Iterator[Finding]:
     study = case.loader
     assert study is not None  # `needs`
     own = study.loader.num_workers
-    if not study.present_known or not own or study.choice is None:
-        return
+    if not study.present_known or not own or study.choice is None or study.choice.whole_batch:
+        return  # whole batches (LDR023) gain by themselves
     better = study.choice.arguments.get("num_workers")
     if study.verdict == "change" and isinstance(better, int) and better < own and study.gain is not None:
         yield _finding(

@@ -22,6 +22,7 @@ NEARLY = 0.85  # of the rate with a part ready-made: that part costs little
 COLD = 2.0  # rows from storage that cost so many times the same rows from memory
 BOUND_BY_CPU = 0.6  # share of a row's time that is CPU time
 WHOLE_GAIN = 1.1
+WORTH = 1.05  # less of the loader alone is not worth a change of settings that were chosen before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ def verdict(session: Session) -> Judgement:
         return Judgement(
             word="no verdict", reason="the present setting could not be measured in the budget", choice=choice
         )
-    gains = ratio.low > 1 and ratio.value >= MINIMUM_GAIN
+    gains = ratio.low > 1 and ratio.value >= WORTH
     if gains and (not busy or _clear(ratio)):
         return Judgement(
             word="change",
@@ -129,7 +130,8 @@ def limit(session: Session) -> tuple[Limit, str]:
         return "unknown", ""
     rate = rows.rates.get(rows.best)
     if session.ceiling and rate and rate >= REACHED * session.ceiling:
-        return "step", f"the loader gives {rate:.0f} of the {session.ceiling:.0f} samples/s that the step can use"
+        given = min(rate, session.ceiling)
+        return "step", f"the loader gives {given:.0f} of the {session.ceiling:.0f} samples/s that the step can use"
     real, ready_rows, ready_batch = (_cause_rate(session, part) for part in ("real", "rows", "batch"))
     if real and ready_rows:
         if real >= NEARLY * ready_rows:
@@ -166,7 +168,7 @@ def _cause_rate(session: Session, part: str) -> float | None:
         for trial in trials
         if trial.part == part and trial.rate and trial.workers == compared.workers and not trial.whole_batch
         and trial.prefetch == compared.prefetch and trial.in_order == compared.in_order and not trial.one_thread
-        and trial.purpose != "pin"
+        and trial.purpose not in ("pin", "check")
     ]  # fmt: skip
     return statistics.median(rates) if rates else None
 

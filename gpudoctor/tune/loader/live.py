@@ -46,6 +46,7 @@ class LiveRunner:
         self.trials: list[LoaderTrial] = []
         self.preflight = LoaderPreflight()
         self.step_ms: float | None = None
+        self.step_cpu_ms = 0.0  # of it, CPU time of the training thread
         self.batch_size = 1
         self.expected_batches: int | None = None
         self.persistent = False  # as the user has it
@@ -64,6 +65,8 @@ class LiveRunner:
         batch_s = self._batch_s() / max(1, setting.workers)
         needed = LEAST_BATCHES + 2 * setting.workers * (setting.prefetch + 1) if setting.workers else LEAST_BATCHES
         window = max(seconds, min(3 * seconds, needed * batch_s)) + batch_s
+        if self.whole_epochs:
+            window = max(seconds, min(4 * seconds, 2 * (self.expected_batches or 1) * batch_s)) + batch_s
         return window + (self._start_s(setting.workers) if setting.workers else 0.1)
 
     def run(self, setting: Setting, seconds: float, purpose: Purpose) -> float | None:
@@ -101,6 +104,7 @@ class LiveRunner:
             "device": device,
             "seconds": seconds,
             "step_ms": self.step_ms,
+            "step_cpu_ms": self.step_cpu_ms,
             "deadline_s": deadline_s,
             "hang_s": self.hang_s(),
             "follow": self.follow or (self.preflight.row_ms or 1.0) > SLOW_ROW_MS,

@@ -64,7 +64,7 @@ def measurements(study: LoaderStudy) -> tuple[Measurement, ...]:
     """loader.samples_per_s of every setting tried: the median of its trials, with the lowest and highest."""
     groups: dict[tuple[object, ...], list[LoaderTrial]] = {}
     for trial in study.trials:
-        if trial.rate is not None and trial.part == "real" and trial.purpose != "pin":
+        if trial.rate is not None and trial.part == "real" and trial.purpose not in ("pin", "check"):
             key = (trial.workers, trial.prefetch, trial.whole_batch, trial.in_order, trial.one_thread)
             groups.setdefault(key, []).append(trial)
     result = []

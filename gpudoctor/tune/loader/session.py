@@ -30,7 +30,7 @@ STEPS = 24
 PROBE_S = 6.0
 FEWEST_BATCHES = 3
 CAUSE_WINDOW_S = 0.8
-UNEVEN = 0.5  # variation of the rows' cost from which order and prefetch may matter
+UNEVEN = 0.2  # variation of the batches' cost from which order and prefetch may matter
 HELPERS = 0.1  # CPU time of other threads beside the fetching one
 WHOLE_FACTOR = 2.0  # whole batches at least so much faster than row by row
 PIN_PAIRS = 3
@@ -160,7 +160,7 @@ class Session:
         assert runner is not None
         present = self.present() or Setting(workers=0)
         workers = max(1, min(present.workers or 1, self.limits.most if self.limits else 1))
-        first = runner.trial(Setting(workers=workers), 0.6, "ladder")
+        first = runner.trial(Setting(workers=workers), 0.6, "check")
         if first.rate is None:
             return
         seconds = STEP_SHARE * budget
@@ -181,6 +181,7 @@ class Session:
         settled = [max(0.0, step["wall_ms"] - step["loader_wait_ms"]) for step in steps[len(steps) // 2 :]]
         if replies[0].get("source") in ("optimizer", "step-at", "module") and len(settled) >= 3:
             runner.step_ms = statistics.median(settled)
+            runner.step_cpu_ms = min(runner.step_ms, max(reply.get("cpu_ms") or 0.0 for reply in replies))
             self.step_from = "observed"
         else:
             self.notes.append("no training step was seen: the rate is judged without one (--step-ms gives it)")
@@ -208,7 +209,8 @@ class Session:
         if runner.step_ms:
             batch_ms = runner._batch_s() * 1000 - runner.step_ms
             first = max(1, math.ceil(batch_ms / runner.step_ms))
-        uneven = (self.preflight.row_variation or 0.0) > UNEVEN
+        # of batches: the costs of their rows even out
+        uneven = (self.preflight.row_variation or 0.0) / math.sqrt(max(1, runner.batch_size)) > UNEVEN
         variants: list[Callable[[Setting], Setting]] = []
         if uneven and base.in_order and not base.whole_batch:
             variants.append(

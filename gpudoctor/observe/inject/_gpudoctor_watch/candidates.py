@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import time
 
 from _gpudoctor_watch import children, in_worker, record, state
 from _gpudoctor_watch.state import W, clock
@@ -64,6 +65,7 @@ class Host:
         self.loader, self.info = loader, info
         self.folder = W.plan["record_dir"]
         self.count = 0
+        self.cpu = 0.0
         self.going, self.allowed, self.until = False, 0, 0.0
         self.channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.channel.connect(W.plan["loader_search"]["socket"])
@@ -144,6 +146,7 @@ class Host:
 
         loaders._override(self.loader, request["arguments"])
         atexit.register(resume)
+        self.cpu = time.thread_time()
         self.allowed, self.until = request["steps"], clock() + request["seconds"]
         self.going = True
 
@@ -159,7 +162,15 @@ class Host:
         steps = [{"wall_ms": values[0], "loader_wait_ms": values[1]} for values in W.steps]
         from _gpudoctor_watch import steps as stepping
 
-        self.send({"steps": steps, "source": stepping.NAMES[W.source_rank], "cuda": W.torch.cuda.is_initialized()})
+        cpu_ms = 1e3 * (time.thread_time() - self.cpu) / max(1, len(steps))
+        self.send(
+            {
+                "steps": steps,
+                "cpu_ms": cpu_ms,
+                "source": stepping.NAMES[W.source_rank],
+                "cuda": W.torch.cuda.is_initialized(),
+            }
+        )
 
     # --- jobs in a child
 
@@ -182,6 +193,7 @@ class Host:
         """Pinning needs this process's CUDA context, which no forked child can use; so such trials come last."""
         from _gpudoctor_watch import trial
 
+        W.active = False
         folder = self._folder()
         counters = os.path.join(folder, "counters")
         os.environ[in_worker.ENVIRONMENT] = json.dumps({**settings, "folder": folder, "counters": counters})

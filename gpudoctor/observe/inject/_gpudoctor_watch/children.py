@@ -242,6 +242,9 @@ def told(mapped, folder):
                 "grown_bytes": int(values[in_worker.GROWN]),
                 "grown_over": int(values[in_worker.GROWN_OVER]),
                 "grown_steps": int(values[in_worker.GROWN_STEPS]),
+                "copied_bytes": int(values[in_worker.COPIED]),
+                "copied_over": int(values[in_worker.COPIED_OVER]),
+                "copied_steps": int(values[in_worker.COPIED_STEPS]),
                 "private_bytes": int(values[in_worker.PRIVATE]) or None,
                 "random_state": f"{random:012x}" if random else None,
             }

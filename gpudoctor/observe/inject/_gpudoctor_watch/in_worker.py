@@ -29,14 +29,17 @@ SLOTS, FIELDS = 513, 40  # slot 0 belongs to the process that asks for batches
     THREADS_FIRST,
     THREADS_LAST,
     STOPPED_AT,  # index + 1 of a row that raised StopIteration
-    GROWN,  # private bytes since this worker's first batch; most over its restarts
+    GROWN,  # bytes allocated since this worker's first batch; most over its restarts
     GROWN_OVER,
     GROWN_STEPS,  # how often it grew further
+    COPIED,  # bytes of shared pages that became its own since then, because they were written to
+    COPIED_OVER,
+    COPIED_STEPS,
     PRIVATE,
     RANDOM,  # fingerprint of the random generators, 48 bits
     STARTED,
     EPOCH,  # of slot 0: which request for an iterator this is
-) = range(18)
+) = range(21)
 DUMP_SIGNAL = signal.SIGRTMAX - 2 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _MEMORY_SHARE = 50  # reading the private memory may take a fiftieth of the time
 _MEMORY_EVERY_S = 0.005
@@ -324,7 +327,7 @@ def _memory(first):
         if _first_resident is None:
             _first_resident = (resident, samples)
         else:
-            _grown(resident - _first_resident[0], samples - _first_resident[1])
+            _grown(GROWN, resident - _first_resident[0], samples - _first_resident[1])
     if not first and now < _next_private:
         return
     begun = time.perf_counter()
@@ -337,14 +340,16 @@ def _memory(first):
     if _first_private is None:
         _first_private = (used, samples)
     else:
-        _grown(used - _first_private[0], samples - _first_private[1])
+        copied = used - _first_private[0] - get(_map, _slot, GROWN)
+        _grown(COPIED, copied, samples - _first_private[1])
 
 
-def _grown(size, samples):
-    if size > get(_map, _slot, GROWN) + _STEP_BYTES:
-        put(_map, _slot, GROWN, size)
-        put(_map, _slot, GROWN_OVER, samples)
-        _add(GROWN_STEPS, 1)
+def _grown(field, size, samples):
+    """The most bytes, the samples until then, and how often they became more: three fields in a row."""
+    if size > get(_map, _slot, field) + _STEP_BYTES:
+        put(_map, _slot, field, size)
+        put(_map, _slot, field + 1, samples)
+        _add(field + 2, 1)
 
 
 def _resident_bytes():

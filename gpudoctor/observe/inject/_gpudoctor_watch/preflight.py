@@ -13,6 +13,7 @@ import time
 from _gpudoctor_watch import in_worker, pools
 
 MOST_ROWS = 64
+_LEAST_CPU_S = 0.005  # of which a share can be told
 MOST_FAILED = 4  # rows in turn that raise, before the look ends
 DROP_BYTES = 256 * 2**20  # larger files keep their place in the page cache: others may be reading them
 _HANDLES = {
@@ -41,8 +42,8 @@ def look(loader, seconds, mapped, folder):
     except BaseException as error:
         facts["fault"] = {"kind": "exception", **in_worker.describe_error(error), "index": looked.index}
     if looked.failed:
-        index, error = looked.failed[0]
-        facts["fault"] = {"kind": "exception", **in_worker.describe_error(error), "index": index}
+        index, failure = looked.failed[0]
+        facts["fault"] = {"kind": "exception", **in_worker.describe_error(failure), "index": index}
         facts["rows_failed"] = len(looked.failed)
     facts["pools"] = pools.sizes()
     facts["helper_share"] = looked.helper_share()
@@ -161,13 +162,14 @@ class _Look:
         self.loader, self.mapped = loader, mapped
         self.deadline = time.monotonic() + seconds
         self.index = None
-        self.thread_cpu = self.process_cpu = 0.0
+        self.begun = None
         self.opened = set()
         self.failed = []
 
     def fetch(self, facts):
         data = sys.modules["torch.utils.data"]
         sys.addaudithook(self._audit)
+        self.begun = (time.process_time(), time.thread_time())
         if isinstance(self.loader.dataset, data.IterableDataset):
             self._iterable(facts)
         elif hasattr(self.loader.dataset, "__getitem__"):
@@ -177,9 +179,10 @@ class _Look:
 
     def helper_share(self):
         """CPU time of all threads but the fetching one, over that one's: native pools at work."""
-        if self.thread_cpu < 0.005:
+        if self.begun is None:
             return None
-        return max(0.0, self.process_cpu - self.thread_cpu) / self.thread_cpu
+        own = time.thread_time() - self.begun[1]
+        return max(0.0, time.process_time() - self.begun[0] - own) / own if own >= _LEAST_CPU_S else None
 
     def _audit(self, event, args):
         if event == "open" and isinstance(args[0], str) and len(self.opened) < 500:
@@ -194,14 +197,12 @@ class _Look:
         it says nothing of the row.
         """
         read, waited = _storage_bytes(), _queued_s()
-        process, thread, begun = time.process_time(), time.thread_time(), time.perf_counter()
+        thread, begun = time.thread_time(), time.perf_counter()
         try:
             result = function()
         finally:
             wall = time.perf_counter() - begun
             cpu = time.thread_time() - thread
-            self.thread_cpu += cpu
-            self.process_cpu += time.process_time() - process
         return result, max(cpu, wall - (_queued_s() - waited)), cpu, _storage_bytes() - read
 
     def _row(self, index):
@@ -302,7 +303,9 @@ class _Look:
         facts["row_mean_ms"] = mean
         facts["row_max_ms"] = max(walls)
         if len(walls) >= 8 and mean > 0:
-            facts["row_variation"] = (sum((wall - mean) ** 2 for wall in walls) / len(walls)) ** 0.5 / mean
+            usual = sorted(walls)[:-1]  # one row may have been disturbed
+            middle = sum(usual) / len(usual)
+            facts["row_variation"] = (sum((wall - middle) ** 2 for wall in usual) / len(usual)) ** 0.5 / middle
         total = sum(wall for _, wall, _, _ in timed)
         facts["cpu_share"] = min(1.0, sum(cpu for _, _, cpu, _ in timed) / total) if total > 0 else None
 

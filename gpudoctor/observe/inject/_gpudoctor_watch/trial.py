@@ -134,6 +134,7 @@ def _length(loader, setting):
 def _consume(loader, setting, times, mapped, device, expected):
     """Batches until the window is over: long enough for the queue to fill, and a whole number of rounds."""
     seconds, step_s = setting["seconds"], (setting.get("step_ms") or 0.0) / 1000
+    step_cpu_s = min(step_s, (setting.get("step_cpu_ms") or 0.0) / 1000)
     workers = setting["workers"]
     warm = 2 * max(1, workers) * setting["prefetch"]
     least = warm + max(LEAST_BATCHES, 2 * workers)
@@ -163,18 +164,29 @@ def _consume(loader, setting, times, mapped, device, expected):
                 _move(batch, device, bool(setting.get("pin_memory")))
             del batch
             if step_s:
-                time.sleep(step_s)
+                _step(step_s, step_cpu_s)
             asked = now()
             elapsed = asked - begun
             enough = in_epoch >= least and in_epoch % max(1, workers) == 0
             if (not short and elapsed >= seconds and (enough or elapsed >= 3 * seconds)) or len(times.came) >= KEEP:
                 return iterator
-            if short and elapsed >= 4 * seconds and len(times.ends) > 1:
+            if short and elapsed >= 4 * seconds:
                 return iterator
         elapsed = now() - begun
         enough = elapsed >= seconds and (len(times.ends) > 1 or not short)
         if in_epoch == 0 or enough or elapsed >= 4 * seconds or len(times.came) >= KEEP:
             return iterator
+
+
+def _step(seconds, cpu_s):
+    """A training step that uses a CPU for a part of its time, as the real one does, and waits for the rest."""
+    until = time.perf_counter() + seconds
+    busy = time.thread_time() + cpu_s
+    while time.thread_time() < busy:
+        pass
+    left = until - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
 
 
 def _move(batch, device, non_blocking):
@@ -200,7 +212,8 @@ def _tensors(value, found, depth=0):
 
 def summary(times, workers, prefetch, whole_epochs):
     """Rates from the times: a window inside one epoch after the queue has filled; or whole epochs, where they are
-    so short that no queue settles: then from the second request on, since the first start is told apart.
+    so short that no queue settles: then from the second request on, since the first start is told apart. When the
+    first epoch did not come to its end, there is but a window of it.
     """
     count = len(times.came)
     if not count:
@@ -210,7 +223,7 @@ def summary(times, workers, prefetch, whole_epochs):
         first, last = times.epoch_of(number)
         if last > first:
             firsts.append(times.came[first] - asked)
-    window = None if whole_epochs else _window(times, workers, prefetch)
+    window = None if whole_epochs and times.ends else _window(times, workers, prefetch)
     result = {
         "first_batch_s": firsts[0] if firsts else None,
         "restart_s": sorted(firsts[1:])[len(firsts[1:]) // 2] if len(firsts) > 1 else None,
@@ -225,7 +238,8 @@ def summary(times, workers, prefetch, whole_epochs):
         result["seconds"] = times.came[high - 1] - times.came[low - 1]
         waits = sorted(times.waits[low:high])
     else:
-        skip = 1 if len(times.ends) > 1 else 0
+        later = bool(times.ends) and count - times.ends[0] >= LEAST_BATCHES // 2
+        skip = 1 if len(times.ends) > 1 or later else 0
         low = times.ends[skip - 1] if skip else 0
         high = times.ends[-1] if len(times.ends) > skip else count
         result.update(over="epochs", batches=high - low, samples=sum(times.rows[low:high]))

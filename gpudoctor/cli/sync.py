@@ -142,10 +142,14 @@ def _kept(
 def _ranges(scanned: Scanned) -> dict[str, tuple[int, int]]:
     """The first and last line of the statement of each site."""
     found: dict[str, tuple[int, int]] = {}
-    for item in (*scanned.facts.sites, *scanned.facts.loaders):
-        line = _place(item.site)[1]
-        first, last = found.get(item.site, (line, line))
-        found[item.site] = (min(first, item.first_line or line), max(last, item.last_line or line))
+    lines: list[tuple[str, int | None, int | None]] = [
+        *((item.site, item.first_line, item.last_line) for item in scanned.facts.sites),
+        *((item.site, item.first_line, item.last_line) for item in scanned.facts.loaders),
+    ]
+    for site, begins, ends in lines:
+        line = _place(site)[1]
+        first, last = found.get(site, (line, line))
+        found[site] = (min(first, begins or line), max(last, ends or line))
     return found
 
 

@@ -89,7 +89,7 @@ def _result(finding: Finding, numbers: dict[str, int], base: str | None, seen: C
         "locations": [_location(finding.subject, base)],
         "partialFingerprints": {"gpudoctor/v1": _fingerprint(finding, base, seen)},
     }
-    related = []
+    related: list[dict[str, Any]] = []
     for item in finding.evidence:
         if item.source and item.source != finding.subject and _SITE.match(item.source):
             location = _location(item.source, base)

@@ -205,11 +205,35 @@ def _type(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
 
 
 _HANDLERS = {
-    "float": _number, "int": _number, "bool": _number, "complex": _number, "range": _range, "max": _extreme, "min": _extreme,
-    "sorted": _extreme, "any": _any_all, "all": _any_all, "sum": _sum, "abs": _abs, "round": _abs, "pow": _abs, "enumerate": _enumerate,
-    "zip": _zip, "reversed": _same, "iter": _same, "list": _same, "tuple": _same, "set": _same, "dict": _same, "frozenset": _same,
-    "next": _next, "map": _map, "filter": _map, "getattr": _getattr, "type": _type,
-}  # fmt: skip
+    "float": _number,
+    "int": _number,
+    "bool": _number,
+    "complex": _number,
+    "range": _range,
+    "max": _extreme,
+    "min": _extreme,
+    "sorted": _extreme,
+    "any": _any_all,
+    "all": _any_all,
+    "sum": _sum,
+    "abs": _abs,
+    "round": _abs,
+    "pow": _abs,
+    "enumerate": _enumerate,
+    "zip": _zip,
+    "reversed": _same,
+    "iter": _same,
+    "list": _same,
+    "tuple": _same,
+    "set": _same,
+    "dict": _same,
+    "frozenset": _same,
+    "next": _next,
+    "map": _map,
+    "filter": _map,
+    "getattr": _getattr,
+    "type": _type,
+}
 
 
 def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:
@@ -219,6 +243,8 @@ def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, n
     inside = base.elements
     if name in ("append", "add", "appendleft", "put") and given.values:
         value = given.values[0]
+        if value is base:  # a list that holds itself
+            return NONE
         base.elements = value if inside in ([], {}) else join(element(base), value)
         return NONE
     if name in ("extend", "update") and given.values:
@@ -239,7 +265,7 @@ def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, n
             found: Value = inside[key]
             return found
         return element(base)
-    if name in ("keys",):
+    if name == "keys":
         return sequence(host(), tag="items")
     if name == "copy":
         return base

@@ -10,9 +10,9 @@ from gpudoctor.source import expressions, guess, packages, statements, tensors
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.frames import Call
-from gpudoctor.source.interpreter import MAX_CALLS, MAX_DEPTH, Interpreter, Scope
+from gpudoctor.source.interpreter import MAX_DEPTH, Interpreter, Scope
 from gpudoctor.source.names import EVALUATION_NAME, TIMING_NAME, WARM_UP_NAME
-from gpudoctor.source.project import Class, Function, dotted, looks_like_module
+from gpudoctor.source.project import FRAMEWORK_BASES, Class, Function, dotted, looks_like_module
 from gpudoctor.source.values import (
     ANY,
     CLASS,
@@ -165,7 +165,7 @@ def _as_call(node: ast.AST) -> ast.Call:
 def call_function(it: Interpreter, target: Value, given: Arguments, node: ast.AST) -> Value:
     """Walk a function of the project with these arguments, in the loops that are open now."""
     function, closure, this = target.ref
-    if len(it.calls) >= MAX_DEPTH or it.count >= MAX_CALLS or any(open_.function is function for open_ in it.calls):
+    if len(it.calls) >= MAX_DEPTH or it.count >= it.most or any(open_.function is function for open_ in it.calls):
         return ANY
     key = _key(it, function, closure, this, given)
     known = it.memo.get(key)
@@ -177,6 +177,7 @@ def call_function(it: Interpreter, target: Value, given: Arguments, node: ast.AS
     if it.module is not function.module or len(it.calls) > 1:
         it.reached_elsewhere.add(key_of)
     scope = Scope(function.module, closure)
+    it.opened.append(scope)
     scope.function, scope.this = function, this
     bind(it, function, scope, given, this)
     result = _walk(it, function, scope, node, target.tag)
@@ -189,19 +190,34 @@ def _key(
 ) -> tuple[object, ...]:
     frame = it.frames[-1] if it.frames else None
     return (
-        id(function), id(closure), id(this.ref) if this is not None else 0, id(frame), it.no_grad, it.synchronised,
+        id(function),
+        id(closure),
+        id(this.ref) if this is not None else 0,
+        id(frame),
+        it.no_grad,
+        it.synchronised,
         tuple(_signature(value) for value in given.values),
         tuple((name, _signature(value)) for name, value in given.named.items()),
-    )  # fmt: skip
+    )
 
 
-def _signature(value: Value) -> tuple[object, ...]:
+def _signature(value: Value, depth: int = 0) -> tuple[object, ...]:
     inside = value.elements
     return (
-        value.kind, value.device, value.mask, value.scalar, value.pinned, value.origin, id(value.ref), value.name, value.tag,
-        value.rare, value.pending is not None, value.const if isinstance(value.const, (str, bool, type(None))) else None,
-        _signature(inside) if isinstance(inside, Value) else id(inside),
-    )  # fmt: skip
+        value.kind,
+        value.device,
+        value.mask,
+        value.scalar,
+        value.pinned,
+        value.origin,
+        id(value.ref),
+        value.name,
+        value.tag,
+        value.rare,
+        value.pending is not None,
+        value.const if isinstance(value.const, (str, bool, type(None))) else None,
+        _signature(inside, depth + 1) if isinstance(inside, Value) and depth < 3 else id(inside),
+    )
 
 
 def bind(it: Interpreter, function: Function, scope: Scope, given: Arguments, this: Value | None) -> None:
@@ -305,8 +321,23 @@ def instantiate(it: Interpreter, target: Value, given: Arguments, node: ast.AST)
         return value
     value = new_instance(it, cls, scope, it.site(node))
     it.things[key] = value.ref
-    initialise(it, value, given, node)
+    if value.ref.is_module:  # many are made, few are looked into
+        value.ref.late = (given, node, it.module, it.scope)
+    else:
+        initialise(it, value, given, node)
     return value
+
+
+def fill(it: Interpreter, value: Value) -> None:
+    """Run the __init__ of a module that was put off; no step is made there."""
+    given, node, module, scope = value.ref.late
+    value.ref.late = None
+    saved = (it.module, it.scope, it.frames, it.function, it.statement)
+    it.module, it.scope, it.frames = module, scope, []
+    try:
+        initialise(it, value, given, node)
+    finally:
+        it.module, it.scope, it.frames, it.function, it.statement = saved
 
 
 def new_instance(it: Interpreter, cls: Class, scope: Scope | None, site: str) -> Value:
@@ -351,6 +382,8 @@ def _bases(it: Interpreter, cls: Class, scope: Scope | None) -> list[tuple[Class
     found = []
     for base in cls.node.bases:
         if scope is None or not isinstance(base, (ast.Name, ast.Attribute)):
+            continue
+        if (base.id if isinstance(base, ast.Name) else base.attr) in FRAMEWORK_BASES:
             continue
         saved = it.module, it.scope
         it.module, it.scope = cls.module, scope
@@ -449,7 +482,7 @@ def _module_output(it: Interpreter, target: Value, given: Arguments) -> Value:
     thing = target.ref
     device, why = thing.device, thing.why
     for value in given.flat():
-        if value.kind == TENSOR and value.on_gpu and device not in (GPU,):
+        if value.kind == TENSOR and value.on_gpu and device != GPU:
             device, why = value.device, value.why
     if device in (GPU, MAYBE):
         it.work(models=1)
@@ -460,6 +493,8 @@ def _module_output(it: Interpreter, target: Value, given: Arguments) -> Value:
 
 def instance_attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     thing = base.ref
+    if thing.late is not None:
+        fill(it, base)
     value: Value | None = thing.attributes.get(name)
     if value is not None:
         if value.kind == TENSOR and value.tag == "follows" and thing.device is not None:
@@ -517,7 +552,7 @@ def class_attribute_of(it: Interpreter, cls: Class, scope: Scope | None, name: s
             if isinstance(target, ast.Name) and target.id == name and scope is not None:
                 saved = it.module, it.scope
                 it.module, it.scope = cls.module, scope
-                value = evaluate(it, statement.value)  # type: ignore[union-attr, arg-type]
+                value = evaluate(it, statement.value)  # type: ignore[attr-defined]
                 it.module, it.scope = saved
                 return value
     if depth < 6:
@@ -530,7 +565,8 @@ def class_attribute_of(it: Interpreter, cls: Class, scope: Scope | None, name: s
 def instance_item(it: Interpreter, base: Value, index: Value, node: ast.Subscript) -> Value:
     thing = base.ref
     if thing.cls is not None:
-        found = find_method(it, *thing.cls, "__getitem__")
+        cls, scope = thing.cls
+        found = find_method(it, cls, scope, "__getitem__")
         if found is not None:
             return _bound_call(it, base, found, Arguments([index], {}, [node.slice]), node)
     if thing.is_module:  # nn.Sequential, nn.ModuleList, nn.ModuleDict

@@ -222,11 +222,8 @@ def _sums(module: Module) -> dict[int, str]:
 
 
 def _hot_loops(it: Interpreter, decide: Heat) -> list[str]:
-    found = []
-    for frame in it.all_frames:
-        if decide.is_hot(frame) and (frame.work or frame.kind == heat.HOOK):
-            found.append(f"{frame.module.subject}:{frame.module.line_of(frame.line)}")
-    return list(dict.fromkeys(found))
+    hot = (frame for frame in it.all_frames if decide.is_hot(frame) and (frame.work or frame.kind == heat.HOOK))
+    return list(dict.fromkeys(f"{frame.module.subject}:{frame.module.line_of(frame.line)}" for frame in hot))
 
 
 def _loader(

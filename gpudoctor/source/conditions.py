@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 
 from gpudoctor.source import frames as heat
-from gpudoctor.source import statements
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.names import ACCUMULATION_NAME, DEBUG_NAME, RARE_NAME
 from gpudoctor.source.project import dotted
-from gpudoctor.source.values import HOST, NO_CONST, TENSOR, UNKNOWN, Value, host, tensor
+from gpudoctor.source.values import HOST, NO_CONST, TENSOR, UNKNOWN, Value, host, sequence, tensor
 
 _FLIPPED = {"rare": "common", "common": "rare", None: None}
 
@@ -160,7 +159,7 @@ def narrow(it: Interpreter, test: ast.expr, *, true: bool) -> None:
     value = it.scope.find(name)
     if not is_tensor or value is None:
         if asked is not None and value is not None and value.kind == TENSOR and true and _is_container(asked):
-            it.scope.names[name] = statements.sequence(value)
+            it.scope.names[name] = sequence(value)
         return
     if true and value.kind == UNKNOWN:
         it.scope.names[name] = tensor(None)

@@ -22,6 +22,7 @@ from gpudoctor.source.values import (
     GPU,
     HOST,
     INSTANCE,
+    LAZY,
     LOADER,
     MAYBE,
     METHOD,
@@ -58,8 +59,12 @@ def _constant(_it: Interpreter, node: ast.Constant) -> Value:
 def _name(it: Interpreter, node: ast.Name) -> Value:
     value = it.scope.find(node.id)
     if value is None:
-        return named(f"builtins.{node.id}") if node.id in _BUILTINS else ANY
-    if value.kind == PROJECT and not isinstance(value.ref, Scope):
+        if node.id in _BUILTINS:
+            return named(f"builtins.{node.id}")
+        stars = it.scopes.get(it.module.source.path)
+        found = statements.starred(it, stars, node.id) if stars is not None and stars.stars else None
+        return statements.resolve(it, found) if found is not None else ANY
+    if value.kind == LAZY or (value.kind == PROJECT and not isinstance(value.ref, Scope)):
         resolved = statements.resolve(it, value)
         scope: Scope | None = it.scope
         while scope is not None:  # so that it is resolved once
@@ -75,12 +80,11 @@ def _attribute(it: Interpreter, node: ast.Attribute) -> Value:
     return attribute(it, evaluate(it, node.value), node.attr, node)
 
 
-def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:  # noqa: C901 - one case a kind
+def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     kind = base.kind
     if kind == TENSOR:
         if name == "device":
-            place = Value(DEVICE, device=base.device or MAYBE, why=base.why or it.why(node))
-            return place
+            return Value(DEVICE, device=base.device or MAYBE, why=base.why or it.why(node))
         if name in HOST_ATTRIBUTES:
             return NUMBER
         return base.with_(mask=False, scalar=base.scalar and name in ("grad", "data"))
@@ -234,7 +238,7 @@ def _bin_op(it: Interpreter, node: ast.BinOp) -> Value:
     return operate(it, node, node.op, evaluate(it, node.left), evaluate(it, node.right))
 
 
-def operate(it: Interpreter, node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:  # noqa: C901
+def operate(it: Interpreter, node: ast.AST, op: ast.operator, left: Value, right: Value) -> Value:
     """Arithmetic. A tensor on the GPU makes the result one; a remainder of a counter is remembered as such."""
     if left.kind == TENSOR or right.kind == TENSOR:
         if isinstance(op, ast.Mod) and isinstance(left.const, str):
@@ -272,7 +276,7 @@ def operate(it: Interpreter, node: ast.AST, op: ast.operator, left: Value, right
         return host(tag=None if right.const == 1 or left.tag == "global-rank" else "modulo")
     if isinstance(op, ast.BitAnd) and left.tag == "counter":
         return host(tag="modulo")
-    if isinstance(op, ast.Sub) and left.tag in ("clock",):
+    if isinstance(op, ast.Sub) and left.tag == "clock":
         return host(tag="elapsed")
     if left.kind == HOST and isinstance(left.const, str) and isinstance(right.const, str) and isinstance(op, ast.Add):
         return host(left.const + right.const)
@@ -357,7 +361,7 @@ def _is_counter(node: ast.expr) -> bool:
     from gpudoctor.source.project import dotted
 
     name = dotted(node)
-    return name is not None and COUNTER_NAME.search(name) is not None
+    return name is not None and COUNTER_NAME.search(name)
 
 
 def _bool_op(it: Interpreter, node: ast.BoolOp) -> Value:

@@ -92,7 +92,7 @@ def parameter(it: Interpreter, argument: ast.arg) -> Value:
         return Value(OBJECT, name="lightning.Fabric")
     if OPTIMIZER_NAME.search(name) and not NOT_OPTIMIZER.search(name):
         return Value(OPTIMIZER)
-    if MODEL_NAME.match(name) and not name.endswith(_NOT_A_MODEL):
+    if MODEL_NAME.search(name) and not name.endswith(_NOT_A_MODEL):
         return model()
     return ANY
 
@@ -120,10 +120,10 @@ def unknown_call(it: Interpreter, given: Arguments, node: ast.Call) -> Value:
         del parameters
         return optimizer
     name = (dotted(node.func) or "").rpartition(".")[2]
-    if gpu is not None and (LOSS_NAME.search(name) or (MODEL_NAME.match(name) and not name.endswith(_NOT_A_MODEL))):
+    if gpu is not None and (LOSS_NAME.search(name) or (MODEL_NAME.search(name) and not name.endswith(_NOT_A_MODEL))):
         it.work(models=1)
         result = tensor(gpu.device, gpu.why)
-        result.scalar = LOSS_NAME.search(name) is not None
+        result.scalar = LOSS_NAME.search(name)
         return result
     return ANY
 

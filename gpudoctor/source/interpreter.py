@@ -12,7 +12,8 @@ from gpudoctor.source.frames import Call, Candidate, Frame
 from gpudoctor.source.project import Function, Module, Project
 from gpudoctor.source.values import CPU, GPU, MAYBE, TENSOR, Thing, Value, Why
 
-MAX_CALLS = 4000  # calls of functions that one walk follows
+MAX_CALLS = 3000  # calls of functions that one walk follows
+MAX_MODULES = 60  # modules of the project that one walk looks into
 MAX_DEPTH = 14  # open calls
 MAX_CANDIDATES = 5000
 
@@ -20,7 +21,7 @@ MAX_CANDIDATES = 5000
 class Scope:
     """Names of one function or module; `outer` is where a name is looked up next."""
 
-    __slots__ = ("function", "globals", "module", "names", "outer", "returns", "this", "yields")
+    __slots__ = ("function", "globals", "module", "names", "outer", "returns", "stars", "this", "yields")
 
     def __init__(self, module: Module, outer: Scope | None = None) -> None:
         self.module, self.outer = module, outer
@@ -28,8 +29,16 @@ class Scope:
         self.returns: list[Value] = []
         self.yields: list[Value] = []
         self.globals: set[str] = set()
+        self.stars: list[tuple[str, int]] = []  # from module import *: looked up last
         self.function: Function | None = None
         self.this: Value | None = None
+
+    def forget(self) -> None:
+        """Break the cycles between scopes, functions and values, so that memory is freed without a collection."""
+        self.names.clear()
+        self.returns.clear()
+        self.yields.clear()
+        self.outer = self.this = self.function = None
 
     def find(self, name: str) -> Value | None:
         scope: Scope | None = self
@@ -47,6 +56,7 @@ class Interpreter:
     def __init__(self, project: Project, module: Module) -> None:
         self.project = project
         self.module = module  # that of the code which is being walked
+        self.opened: list[Scope] = []
         self.scope = Scope(module)
         self.frames: list[Frame] = []
         self.calls: list[Call] = []
@@ -59,6 +69,7 @@ class Interpreter:
         self.loaders: dict[tuple[str, int, int], Any] = {}
         self.memo: dict[Any, Value] = {}
         self.count = 0
+        self.most = MAX_CALLS
         self.no_grad = 0
         self.default_device: Value | None = None
         self.synchronised = 0  # how many waits were seen so far
@@ -70,6 +81,18 @@ class Interpreter:
         self.standalone: tuple[str, str] | None = None  # the function that is walked although nobody calls it
         self.in_worker: list[tuple[ast.AST, Function | None]] | None = None  # uses of a GPU below a dataset
         self.reached_elsewhere: set[tuple[str, str]] = set()  # in another file than the one that was asked for
+
+    def close(self) -> None:
+        """Nothing of the walk is needed any more."""
+        for scope in self.opened:
+            scope.forget()
+        for scope in self.scopes.values():
+            scope.forget()
+        for thing in self.things.values():
+            thing.attributes.clear()
+            thing.late = None
+        for part in (self.memo, self.scopes, self.things, self.candidates, self.all_frames, self.frames, self.loaders):
+            part.clear()
 
     # where we are
 
@@ -166,7 +189,7 @@ class Interpreter:
             return None
         if len(self.candidates) >= MAX_CANDIDATES:
             return None
-        candidate = Candidate(kind, self.module, node, line or getattr(node, "lineno", 1))
+        candidate = Candidate(kind, self.module, node, line if line is not None else getattr(node, "lineno", 1))
         candidate.operation, candidate.value, candidate.extra = operation, value, extra
         candidate.frames, candidate.calls = tuple(self.frames), tuple(self.calls)
         candidate.function = self.function

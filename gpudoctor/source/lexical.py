@@ -1,4 +1,4 @@
-"""What a look at the tree shows without following values: imports that are gone, side streams, layers placed by hand."""
+"""What the tree shows without following values: imports that are gone, side streams, layers placed by hand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,20 @@ from gpudoctor.source.project import Class, Module, dotted
 
 # Modules that are gone or deprecated: what to use, and what the finding says. rules/software knows the versions.
 REMOVED = (
-    "torch.distributed.pipeline", "torch.cuda.stream", "torch.distributed.launch", "vllm.entrypoints.api_server", "torch._six",
-)  # fmt: skip
-_GONE = re.compile(
-    r"torch\.distributed\.pipeline\b|torch\.cuda\.stream\b|torch\.distributed\.launch\b|vllm\.entrypoints|torch\._six|from torch\.distributed import|from torch\.cuda import"
+    "torch.distributed.pipeline",
+    "torch.cuda.stream",
+    "torch.distributed.launch",
+    "vllm.entrypoints.api_server",
+    "torch._six",
+)
+_GONE = (
+    "distributed.pipeline",
+    "distributed.launch",
+    "import torch.cuda.stream",
+    "vllm.entrypoints",
+    "torch._six",
+    "distributed import pipeline",
+    "distributed import launch",
 )
 _ORDERS = re.compile(r"\.wait_stream\(|\.wait_event\(|\.synchronize\(|\.wait\(|\.record_event\(")
 _CAPTURES = re.compile(r"CUDAGraph|cuda\.graph\(|make_graphed_callables")
@@ -22,12 +32,12 @@ _CAPTURES = re.compile(r"CUDAGraph|cuda\.graph\(|make_graphed_callables")
 
 def scan(it: Interpreter, module: Module) -> None:
     text = module.source.text
-    if _GONE.search(text):
+    if any(word in text for word in _GONE):
         _imports(it, module)
-    if "cuda.stream(" in text or "StreamContext(" in text or re.search(r"\bwith stream\(", text):
+    if "stream(" in text or "StreamContext(" in text:
         for scope in _scopes(module):
             _streams(it, module, scope)
-    if len(it.indices) > 1 or re.search(r"cuda:1|\.cuda\(1\)", text):
+    if len(it.indices) > 1 or "cuda:1" in text or ".cuda(1)" in text:
         for cls in module.classes:
             _layers(it, module, cls)
         _one_device(it, module)
@@ -63,7 +73,7 @@ def _imports(it: Interpreter, module: Module) -> None:
 
 
 def _scopes(module: Module) -> Iterator[ast.AST]:
-    """Classes whole, for a prefetcher fills in one method what another one hands out; functions and the module itself."""
+    """Classes whole, for a prefetcher fills in one method what another hands out; functions; the module itself."""
     for node in module.tree.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gpudoctor.source import calls, conditions, expressions, statements
+from gpudoctor.source import calls, conditions, statements
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter
@@ -26,6 +26,7 @@ from gpudoctor.source.values import (
     UNKNOWN,
     Value,
     element,
+    host,
     sequence,
     tensor,
 )
@@ -100,7 +101,8 @@ def _instance(it: Interpreter, value: Value, node: ast.expr) -> Value:
         inner.ref.device, inner.ref.why = thing.device, thing.why
         return sequence(inner, tag="modules")
     if thing.cls is not None:
-        found = calls.find_method(it, *thing.cls, "__iter__")
+        cls, scope = thing.cls
+        found = calls.find_method(it, cls, scope, "__iter__")
         if found is not None:
             function, where = found
             bound = Value("function", name="__iter__")
@@ -114,7 +116,7 @@ def _instance(it: Interpreter, value: Value, node: ast.expr) -> Value:
 
 
 def enumerated(value: Value) -> Value:
-    counter = expressions.host(tag="counter")
+    counter = host(tag="counter")
     result = sequence(sequence([counter, element(value)]), tag=value.tag)
     result.ref = value.ref
     return result

@@ -3,7 +3,17 @@ run of the recorded scripts under set_sync_debug_mode on an H200 with torch 2.11
 
 from __future__ import annotations
 
+import functools
 import re
+
+
+class Words:
+    """A pattern that is asked about the same few names again and again."""
+
+    def __init__(self, pattern: str) -> None:
+        compiled = re.compile(pattern, re.IGNORECASE)
+        self.search = functools.lru_cache(maxsize=8192)(lambda text: compiled.search(text) is not None)
+
 
 # Tensor attributes that are known on the host.
 HOST_ATTRIBUTES = frozenset(
@@ -276,48 +286,36 @@ NOT_TENSORS = frozenset(
 )
 LOSS_NAMES = re.compile(r"(?:^|_)(?:loss|nll|cross_entropy|binary_cross_entropy(?:_with_logits)?|kl_div)$|_loss$")
 
-MODEL_NAME = re.compile(
+MODEL_NAME = Words(
     r"^(?:\w*_)?(?:model|net|network|module|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|"
-    r"net[GD]|teacher|student|transformer|classifier|embedder|ddp|engine)\d*(?:_?\w{0,3})?$",
-    re.IGNORECASE,
+    r"net[GD]|teacher|student|transformer|classifier|embedder|ddp|engine)\d*(?:_?\w{0,3})?$"
 )
-LOSS_NAME = re.compile(
-    r"(?:^|_)(?:loss|criterion|crit|objective|loss_?fn|loss_?func)(?:$|_)|criterion|loss_fn", re.IGNORECASE
+LOSS_NAME = Words(r"(?:^|_)(?:loss|criterion|crit|objective|loss_?fn|loss_?func)(?:$|_)|criterion|loss_fn")
+LOADER_NAME = Words(
+    r"(?:^|_)(?:data_?loader|loader|dataloaders?|train_dl|val_dl|dl|batches|minibatches|train_iter|data_iter)\d*$|loader$"
 )
-LOADER_NAME = re.compile(
-    r"(?:^|_)(?:data_?loader|loader|dataloaders?|train_dl|val_dl|dl|batches|minibatches|train_iter|data_iter)\d*$|loader$",
-    re.IGNORECASE,
-)
-DEVICE_NAME = re.compile(
-    r"(?:^|[._])(?:dev|device|cuda|gpu|local_rank)\d*(?:$|_)|device$|current_device\(\)$|\brank$", re.IGNORECASE
-)
-OPTIMIZER_NAME = re.compile(r"(?:^|[._])(?:opt|optim|optimizer|optimiser)\w{0,4}$|optim", re.IGNORECASE)
-NOT_OPTIMIZER = re.compile(r"sched|prof|env|warm|lr_|\bema\b", re.IGNORECASE)
-DTYPE_NAME = re.compile(
-    r"(?:^|[._])(?:dtype|float\d*|half|bfloat16|double|int\d*|uint8|long|bool|complex\d*)$|dtype", re.IGNORECASE
-)
-DEBUG_NAME = re.compile(r"debug|verbose|profil|trace|sanity|dry_?run|benchmark|visuali[sz]e", re.IGNORECASE)
-RARE_NAME = re.compile(
+DEVICE_NAME = Words(r"(?:^|[._])(?:dev|device|cuda|gpu|local_rank)\d*(?:$|_)|device$|current_device\(\)$|\brank$")
+OPTIMIZER_NAME = Words(r"(?:^|[._])(?:opt|optim|optimizer|optimiser)\w{0,4}$|optim")
+NOT_OPTIMIZER = Words(r"sched|prof|env|warm|lr_|\bema\b")
+DTYPE_NAME = Words(r"(?:^|[._])(?:dtype|float\d*|half|bfloat16|double|int\d*|uint8|long|bool|complex\d*)$|dtype")
+DEBUG_NAME = Words(r"debug|verbose|profil|trace|sanity|dry_?run|benchmark|visuali[sz]e")
+RARE_NAME = Words(
     r"should_|(?:^|[._])(?:log|print|save|eval|report|display|checkpoint|ckpt|vis|sample|plot)(?:_now|_this|_step)|_every|every_|"
     r"interval|is_last|is_first|last_step|first_step|(?:^|[._])(?:do|to|need)_(?:log|print|save|eval|report)|log_freq|print_freq|"
-    r"logging_steps|is_log|is_save|is_eval|is_print",
-    re.IGNORECASE,
+    r"logging_steps|is_log|is_save|is_eval|is_print"
 )
-COUNTER_NAME = re.compile(
-    r"(?:^|[._])(?:step|steps|global_step|it|iter|iteration|idx|batch_idx|i|n|n_iter|batch|epoch|count|counter|t)(?:$|_)",
-    re.IGNORECASE,
+COUNTER_NAME = Words(
+    r"(?:^|[._])(?:step|steps|global_step|it|iter|iteration|idx|batch_idx|i|n|n_iter|batch|epoch|count|counter|t)(?:$|_)"
 )
-TIMING_NAME = re.compile(
-    r"(?:^|_)(?:bench|benchmark|timeit|time_\w+|timing|measure|profile|profiling|latency|throughput|speed_?test)",
-    re.IGNORECASE,
+TIMING_NAME = Words(
+    r"(?:^|_)(?:bench|benchmark|timeit|time_\w+|timing|measure|profile|profiling|latency|throughput|speed_?test)"
 )
-WARM_UP_NAME = re.compile(r"warm_?up", re.IGNORECASE)
+WARM_UP_NAME = Words(r"warm_?up")
 # Set-up and reporting that is no step, by the names people give to functions.
-EVALUATION_NAME = re.compile(
-    r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|val|test|testing|infer_and_eval|sanity_check|inspect|visualize)(?:$|_)",
-    re.IGNORECASE,
+EVALUATION_NAME = Words(
+    r"(?:^|_)(?:eval|evaluate|evaluation|validate|validation|valid|val|test|testing|infer_and_eval|sanity_check|inspect|visualize)(?:$|_)"
 )
-ACCUMULATION_NAME = re.compile(r"accum", re.IGNORECASE)
+ACCUMULATION_NAME = Words(r"accum")
 
 # Methods that a framework calls for each batch, by (last name of a base, method).
 LIGHTNING_BASES = ("LightningModule", "LightningDataModule")

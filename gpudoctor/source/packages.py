@@ -543,7 +543,7 @@ def _framework_method(it: Interpreter, base: Value, name: str, given: Arguments,
         first = given.values[-1 if name == "to_device" and len(given.values) > 1 else 0] if given.values else ANY
         if first.kind in (SEQUENCE, INSTANCE):
             return first
-        return tensor(device, first.why or why, scalar=name == "clip_grad_norm_")  # type: ignore[arg-type]
+        return tensor(device, first.why or why, scalar=name == "clip_grad_norm_")
     if name == "unwrap_model":
         return given.values[0] if given.values else ANY
     if name in ("save_state", "save_model", "save"):

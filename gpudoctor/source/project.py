@@ -13,15 +13,43 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from gpudoctor.source.files import SourceText, UnreadableError, read_source, subject_of
 
-_KEPT_BYTES = 2_000_000  # source text whose trees are kept: about 30 times as much memory
+_KEPT_BYTES = 2_500_000  # source text whose trees are kept: about 30 times as much memory
 _DEEPEST = 200  # levels of nesting that are followed
 _BASES_OF_MODULES = {
-    "Module", "LightningModule", "PreTrainedModel", "Sequential", "ModuleList", "ModuleDict", "Metric", "GenerationMixin",
-}  # fmt: skip
+    "Module",
+    "LightningModule",
+    "PreTrainedModel",
+    "Sequential",
+    "ModuleList",
+    "ModuleDict",
+    "Metric",
+    "GenerationMixin",
+}
+
+# Large classes of frameworks: nothing of what is looked for stands in them, even where their own package is scanned.
+FRAMEWORK_BASES = frozenset(
+    [
+        "Module",
+        "LightningModule",
+        "LightningDataModule",
+        "PreTrainedModel",
+        "GenerationMixin",
+        "GradientCheckpointingLayer",
+        "ModelOutput",
+        "PreTrainedConfig",
+        "PretrainedConfig",
+        "Dataset",
+        "Optimizer",
+        "Enum",
+        "ABC",
+        "object",
+    ]
+)
 
 
 class SyntaxProblemError(Exception):
@@ -58,6 +86,16 @@ class Module:
     functions: list[Function] = field(default_factory=list)
     classes: list[Class] = field(default_factory=list)
     definitions: dict[int, Function | Class] = field(default_factory=dict)  # by id of the node
+    loops: list[int] = field(default_factory=list)  # lines on which loops begin
+    uses: int = 0  # how often it was asked for
+    evidence: dict[int, bool] = field(default_factory=dict)  # by line of a class: it names a GPU somewhere
+
+    def forget(self) -> None:
+        """Break the cycle between a module and its functions; what still refers to one of them may use it."""
+        for known in self.definitions.values():
+            if isinstance(known, Class):
+                known.methods = {}
+        self.functions, self.classes, self.definitions = [], [], {}
 
     @property
     def subject(self) -> str:
@@ -101,6 +139,7 @@ class Project:
         """UnreadableError or SyntaxProblemError says in one line why a file cannot be had."""
         known = self._modules.get(path)
         if known is not None:
+            known.uses += 1
             self._modules.move_to_end(path)
             return known
         source = read_source(path, subject_of(path, self.cwd))
@@ -108,9 +147,18 @@ class Project:
         self._modules[path] = module
         self._bytes += len(source.text)
         while self._bytes > _KEPT_BYTES and len(self._modules) > 1:
-            _, old = self._modules.popitem(last=False)
+            # what many files import stays; of the others the oldest goes
+            least = min(islice(self._modules, len(self._modules) - 1), key=lambda name: self._modules[name].uses)
+            old = self._modules.pop(least)
             self._bytes -= len(old.source.text)
+            old.forget()
         return module
+
+    def clear(self) -> None:
+        for module in self._modules.values():
+            module.forget()
+        self._modules.clear()
+        self._bytes = 0
 
     def find(self, importer: Module, name: str, level: int) -> Module | None:
         """The module of the project that an import names, or None: a package outside, or not to be read."""

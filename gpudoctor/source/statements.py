@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gpudoctor.source import calls, conditions, expressions, loops
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
-from gpudoctor.source.interpreter import Interpreter, Scope
+from gpudoctor.source.interpreter import MAX_MODULES, Interpreter, Scope
 from gpudoctor.source.names import OPTIMIZER_NAME
 from gpudoctor.source.project import Class, Function, Module, dotted
 from gpudoctor.source.values import (
@@ -17,6 +17,7 @@ from gpudoctor.source.values import (
     DEVICE,
     FUNCTION,
     INSTANCE,
+    LAZY,
     NONE,
     PROJECT,
     SEQUENCE,
@@ -29,6 +30,7 @@ from gpudoctor.source.values import (
     sequence,
 )
 
+_MOST_STARS = 8
 END = frozenset({"return", "raise", "break", "continue"})
 
 
@@ -110,6 +112,8 @@ def assign(it: Interpreter, target: ast.expr, value: Value, *, augmented: bool =
     elif isinstance(target, ast.Attribute):
         base = evaluate(it, target.value)
         if base.kind == INSTANCE:
+            if base.ref.late is not None:
+                calls.fill(it, base)
             set_attribute(base, target.attr, value)
     elif isinstance(target, ast.Subscript):
         _assign_item(it, target, value, augmented=augmented)
@@ -271,7 +275,8 @@ def _try(it: Interpreter, node: ast.Try | ast.TryStar) -> str | None:
         it.scope.names = join_names(before, names)
         if handler.name:
             it.scope.names[handler.name] = ANY
-        if guarded(it, handler, lambda body=handler.body: run(it, body), "exception") not in END:  # type: ignore[misc]
+        left = guarded(it, handler, lambda body=handler.body: run(it, body), "exception")  # type: ignore[misc]
+        if not (isinstance(left, str) and left in END):
             names = join_names(names, it.scope.names)
             ended = None
     it.scope.names = names
@@ -357,11 +362,7 @@ def _import_from(it: Interpreter, node: ast.ImportFrom) -> None:
     base = node.module or ""
     for alias in node.names:
         if alias.name == "*":
-            module = it.project.find(it.module, base, node.level)
-            if module is not None:
-                for name, value in module_scope(it, module).names.items():
-                    if not name.startswith("_"):
-                        it.scope.names[name] = value
+            it.scope.stars.append((base, node.level))
             continue
         value = _imported(it, base, node.level)
         value.tag = alias.name
@@ -377,6 +378,8 @@ def _imported(it: Interpreter, name: str, level: int) -> Value:
 
 def resolve(it: Interpreter, value: Value) -> Value:
     """What an import stands for: a module or a definition of the project, or a name of a package outside."""
+    if value.kind == LAZY:
+        return _late(it, value)
     if value.kind != PROJECT or value.ref is None or isinstance(value.ref, Scope):
         return value
     importer, level = value.ref
@@ -386,7 +389,7 @@ def resolve(it: Interpreter, value: Value) -> Value:
         module = it.project.find(importer, name, level)
         if module is not None:
             scope = module_scope(it, module)
-            found = scope.names.get(wanted)
+            found = scope.names.get(wanted) or starred(it, scope, wanted)
             if found is not None:
                 return resolve(it, found)
         if inner is not None:
@@ -396,6 +399,36 @@ def resolve(it: Interpreter, value: Value) -> Value:
         return named(f"{name}.{wanted}" if name else wanted)
     module = it.project.find(importer, name, level)
     return _module_value(it, module) if module is not None else named(name)
+
+
+def _late(it: Interpreter, value: Value) -> Value:
+    """The value of an assignment at the top of an imported module, evaluated when it is first used."""
+    node, scope = value.ref
+    if value.tag == "open":  # it needs itself
+        return ANY
+    value.tag = "open"
+    saved = (it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad)
+    it.module, it.scope, it.frames, it.calls, it.function, it.no_grad = scope.module, scope, [], [], None, 0
+    try:
+        run(it, [node])
+    finally:
+        it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad = saved
+    found = scope.names.get(value.name or "")
+    return resolve(it, found) if found is not None and found is not value else ANY
+
+
+def starred(it: Interpreter, scope: Scope, name: str, depth: int = 0) -> Value | None:
+    """A name that came with ``from module import *``; packages that collect everything that way are not searched."""
+    if depth > 1 or len(scope.stars) > _MOST_STARS:
+        return None
+    for base, level in scope.stars:
+        module = it.project.find(scope.module, base, level) if len(it.scopes) < MAX_MODULES else None
+        if module is not None and module is not scope.module:
+            inner = module_scope(it, module)
+            found = inner.names.get(name) or (starred(it, inner, name, depth + 1) if inner.stars else None)
+            if found is not None:
+                return found
+    return None
 
 
 def _module_value(it: Interpreter, module: Module) -> Value:
@@ -411,9 +444,10 @@ def module_scope(it: Interpreter, module: Module) -> Scope:
     if known is not None:
         return known
     scope = it.scopes[path] = Scope(module)
-    scope.names["__name__"] = host(
-        "__main__" if module is it.module and not it.calls and len(it.scopes) == 1 else "imported"
-    )
+    if len(it.scopes) > 1:
+        _define(it, module, scope)
+        return scope
+    scope.names["__name__"] = host("__main__")
     saved = (it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad)
     it.module, it.scope, it.frames, it.calls, it.function, it.no_grad = module, scope, [], [], None, 0
     try:
@@ -421,6 +455,50 @@ def module_scope(it: Interpreter, module: Module) -> Scope:
     finally:
         it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad = saved
     return scope
+
+
+def define_only(it: Interpreter, module: Module, wanted: Callable[[ast.stmt], bool]) -> None:
+    """A module that does nothing but define: its assignments are evaluated when used, the wanted ones at once."""
+    scope = it.scopes[module.source.path] = Scope(module)
+    _define(it, module, scope)
+    for statement in module.tree.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and wanted(statement):
+            it.scope = scope
+            run(it, [statement])
+
+
+def _define(it: Interpreter, module: Module, scope: Scope) -> None:
+    """The definitions and imports of an imported module; what its top assigns is evaluated when it is used."""
+    scope.names["__name__"] = host(module.subject)
+    saved = (it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad)
+    it.module, it.scope, it.frames, it.calls, it.function, it.no_grad = module, scope, [], [], None, 0
+    try:
+        _define_block(it, module.tree.body, scope)
+    finally:
+        it.module, it.scope, it.frames, it.calls, it.function, it.statement, it.no_grad = saved
+
+
+def _define_block(it: Interpreter, body: Sequence[ast.stmt], scope: Scope) -> None:
+    for statement in body:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.decorator_list:
+            late = Value(LAZY, name=statement.name)  # decorators of the project may do anything
+            late.ref = (statement, scope)
+            scope.names[statement.name] = late
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+            _STEPS[type(statement)](it, statement)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    late = Value(LAZY, name=target.id)
+                    late.ref = (statement, scope)
+                    scope.names[target.id] = late
+        elif isinstance(statement, ast.If):
+            if not (isinstance(statement.test, ast.Compare) and dotted(statement.test.left) == "__name__"):
+                _define_block(it, statement.body, scope)
+                _define_block(it, statement.orelse, scope)
+        elif isinstance(statement, ast.Try):
+            _define_block(it, [*statement.body, *statement.orelse], scope)
 
 
 # the rest

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 # Kinds. A tensor may also be the output of a model: a dataclass, tuple or dict of tensors.
 HOST, TENSOR, OPTIMIZER, LOADER, DEVICE = "host", "tensor", "optimizer", "loader", "device"
 SEQUENCE, FUNCTION, CLASS, INSTANCE, NAMED, OBJECT = "sequence", "function", "class", "instance", "named", "object"
-METHOD, PROJECT, UNKNOWN = "method", "project", "unknown"
+METHOD, PROJECT, LAZY, UNKNOWN = "method", "project", "lazy", "unknown"
 
 # Where a value lives. MAYBE: on whatever device a variable holds, which scripts choose to be the GPU.
 GPU, MAYBE, CPU = "gpu", "maybe", "cpu"
-Place = Literal["gpu", "maybe", "cpu"] | None
+Place = str | None
 _STRENGTH = {GPU: 3, MAYBE: 2, None: 1, CPU: 0}
 
 # Where the data of a CPU tensor comes from, which decides what a copy of it means.
@@ -29,13 +29,14 @@ class Why(NamedTuple):
 class Thing:
     """An instance: of a class of the project (`cls`), or of a package (`name`). What changes in place lives here."""
 
-    __slots__ = ("attributes", "cls", "device", "filling", "is_module", "name", "site", "why")
+    __slots__ = ("attributes", "cls", "device", "filling", "is_module", "late", "name", "site", "why")
 
     def __init__(self, cls: Any = None, name: str = "", *, is_module: bool = False, site: Any = None) -> None:
         self.cls, self.name, self.is_module, self.site = cls, name, is_module, site
         self.attributes: dict[str, Value] = {}
         self.device: Place = None
         self.why: Why | None = None
+        self.late: Any = None  # how to run __init__ of a module when an attribute is first asked for
         self.filling = True  # while __init__ runs an attribute is replaced, later it is joined
 
     def move(self, device: Place, why: Why | None) -> None:
@@ -167,9 +168,22 @@ def join_all(values: Sequence[Value]) -> Value:
 
 
 _ORDER = {
-    UNKNOWN: 0, HOST: 1, NAMED: 2, PROJECT: 2, METHOD: 2, DEVICE: 3, OBJECT: 3, OPTIMIZER: 4, FUNCTION: 4, CLASS: 4, SEQUENCE: 5,
-    LOADER: 6, INSTANCE: 7, TENSOR: 8,
-}  # fmt: skip
+    UNKNOWN: 0,
+    HOST: 1,
+    NAMED: 2,
+    PROJECT: 2,
+    LAZY: 2,
+    METHOD: 2,
+    DEVICE: 3,
+    OBJECT: 3,
+    OPTIMIZER: 4,
+    FUNCTION: 4,
+    CLASS: 4,
+    SEQUENCE: 5,
+    LOADER: 6,
+    INSTANCE: 7,
+    TENSOR: 8,
+}
 
 
 def join(first: Value, second: Value) -> Value:

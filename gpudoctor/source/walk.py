@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import re
 from dataclasses import dataclass, field
 
+from gpudoctor.model import SourceLoader, SourceSite
 from gpudoctor.source import calls, guess, lexical, statements, workers
 from gpudoctor.source import frames as heat
 from gpudoctor.source.conclude import conclude
-from gpudoctor.source.interpreter import Interpreter, Scope
+from gpudoctor.source.interpreter import MAX_CALLS, Interpreter, Scope
 from gpudoctor.source.names import (
     EVALUATION_NAME,
     LIGHTNING_BASES,
@@ -21,13 +23,20 @@ from gpudoctor.source.names import (
     TRAINER_HOOKS,
     WARM_UP_NAME,
 )
-from gpudoctor.source.project import Function, Module, Project
+from gpudoctor.source.project import Function, Module, Project, dotted
 from gpudoctor.source.values import ANY, CLASS, FUNCTION, GPU, NUMBER, Value, Why, tensor
-from gpudoctor.model import SourceLoader, SourceSite
 
-_RELEVANT = re.compile(r"\b(?:torch|lightning|accelerate|transformers|pytorch_lightning|vllm)\b")
-_LOOP = re.compile(r"(?m)^\s*(?:async\s+)?(?:for|while)\b|\bfor\b.*\bin\b")
-_DEVICE = re.compile(r"\bcuda\b|\.to\(|\bdevice\b|[Aa]ccelerator|[Ff]abric|[Ll]ightning|Trainer")
+_INIT_CALLS = 60  # calls that are followed to learn the attributes of an object that nobody was seen to make
+# Plain substrings are looked for first: they cost next to nothing in a long text.
+_RELEVANT = ("torch", "lightning", "accelerate", "transformers", "vllm")
+_EVIDENCE = ("cuda", "ccelerator", "abric.", "eepspeed", "set_default_device")
+_HOOKED = ("Trainer", "ightning", "training_step")  # a framework moves the data
+_MOVED = re.compile(
+    r"\.to\(\s*(?:device\s*=\s*)?(?:\w+\.)*\w*(?:device|dev|rank|gpu)\b|\bdevice\s*=\s*(?:\w+\.)*(?:device|dev)\b"
+)
+_LOOP = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:for|while)\b")
+# At the top of a module that only defines things, these are looked at all the same.
+_TOP = re.compile(r"DataParallel|FullySharded|FSDP|DataLoader|optim\.|Trainer\(|cuda|\.to\(|Accelerator|device")
 _ON_CPU = re.compile(
     r"accelerator\s*=\s*['\"]cpu['\"]|\bno_cuda\s*=\s*True|\buse_cpu\s*=\s*True|Accelerator\([^)]*\bcpu\s*=\s*True"
 )
@@ -50,34 +59,49 @@ def walk(project: Project, module: Module) -> Walked:
     """Facts of one file. Raises only for what is a bug here or nested too deeply (RecursionError)."""
     result = Walked()
     text = module.source.text
-    if not _RELEVANT.search(text):
+    if not any(word in text for word in _RELEVANT):
         return result
-    result.on_cpu, result.on_gpu = bool(_ON_CPU.search(text)), bool(_ON_GPU.search(text))
+    if "cpu" in text:
+        result.on_cpu = _ON_CPU.search(text) is not None
+    if "accelerator" in text or "gpus" in text:
+        result.on_gpu = _ON_GPU.search(text) is not None
     it = Interpreter(project, module)
-    statements.module_scope(it, module)
-    if _DEVICE.search(text):
+    try:
+        _walk(it, module, result)
+    finally:
+        it.close()
+    return result
+
+
+def _walk(it: Interpreter, module: Module, result: Walked) -> None:
+    text = module.source.text
+    if _is_script(module):
+        statements.module_scope(it, module)
+    else:
+        statements.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
+    if _has_evidence(text) or any(word in text for word in _HOOKED):
         _alone(it, module)
     workers.check_loaders(it)
     lexical.scan(it, module)
     conclude(it, result)
     path = module.source.path
     result.reached = {key for key in it.reached_elsewhere if key[0] != path}
-    return result
 
 
 def _alone(it: Interpreter, module: Module) -> None:
     """Functions that nobody was seen to call, outermost first: what they call is then known better than alone."""
     path = module.source.path
     waiting = [f for f in list(module.functions) if (path, f.name) not in it.reached and _may_be_hot(module, f)]
-    called = set(re.findall(r"(?:\.|\b)(\w+)\(", _without_definitions(module.source.text))) if waiting else set()
-    waiting.sort(key=lambda f: (f.name.rpartition(".")[2] in called, f.node.lineno))
+    text = module.source.text
+    waiting.sort(key=lambda f: (text.count(f"{f.name.rpartition('.')[2]}(") > 1, f.node.lineno))
     for function in waiting:
         if (path, function.name) not in it.reached and "<locals>" not in function.name:
             _walk_alone(it, module, function)
 
 
-def _without_definitions(text: str) -> str:
-    return re.sub(r"(?m)^\s*(?:async\s+)?(?:def|class)\s+\w+", "", text)
+def _has_evidence(text: str) -> bool:
+    """Something that puts values on a GPU: without it no line of a text can count."""
+    return any(word in text for word in _EVIDENCE) or ("device" in text and _MOVED.search(text) is not None)
 
 
 def _may_be_hot(module: Module, function: Function) -> bool:
@@ -91,10 +115,50 @@ def _may_be_hot(module: Module, function: Function) -> bool:
         return False
     if TIMING_NAME.search(name) or WARM_UP_NAME.search(name):
         return False
-    text = "\n".join(module.lines[node.lineno - 1 : node.end_lineno])
+    text = _text(module, node)
     if ".backward(" in text and ".step(" in text:
         return True
-    return _LOOP.search(text) is not None
+    if not module.loops:
+        module.loops = _loop_lines(module.source.text)
+    first = bisect.bisect_left(module.loops, node.lineno)
+    if first == len(module.loops) or module.loops[first] > (node.end_lineno or node.lineno):
+        return False
+    if ".backward(" in text or _has_evidence(text):
+        return True
+    return function.cls is not None and _class_has_evidence(module, function.cls.node)
+
+
+def _loop_lines(text: str) -> list[int]:
+    """The lines on which loops begin; a line of a docstring that begins with "for" costs little."""
+    found, line, position = [], 1, 0
+    for match in _LOOP.finditer(text):
+        line += text.count("\n", position, match.start())
+        position = match.start()
+        found.append(line)
+    return found or [0]
+
+
+def _text(module: Module, node: ast.stmt) -> str:
+    return "\n".join(module.lines[node.lineno - 1 : node.end_lineno])
+
+
+def _class_has_evidence(module: Module, node: ast.ClassDef) -> bool:
+    known = module.evidence.get(node.lineno)
+    if known is None:
+        known = module.evidence[node.lineno] = _has_evidence(_text(module, node))
+    return known
+
+
+def _is_script(module: Module) -> bool:
+    """Whether the module does something when it runs, besides defining things."""
+    for node in module.tree.body:
+        if isinstance(node, (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AugAssign)):
+            return True
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            return True
+        if isinstance(node, ast.If) and "__main__" in module.text_of(node.test):
+            return True
+    return False
 
 
 _HOOKS = LIGHTNING_HOOKS | LIGHTNING_CALLBACK_HOOKS | TRAINER_HOOKS | TRAINER_CALLBACK_HOOKS
@@ -148,8 +212,7 @@ def _walk_alone(it: Interpreter, module: Module, function: Function) -> None:
 
 def _marks(function: Function) -> bool:
     names = [
-        calls.dotted(d.func if isinstance(d, ast.Call) else d) or ""
-        for d in getattr(function.node, "decorator_list", ())
+        dotted(d.func if isinstance(d, ast.Call) else d) or "" for d in getattr(function.node, "decorator_list", ())
     ]
     return any(name.rpartition(".")[2] in ("no_grad", "inference_mode", "lru_cache", "cache") for name in names)
 
@@ -179,7 +242,9 @@ def _instance(it: Interpreter, function: Function, scope: Scope, framework: str 
         given = calls.Arguments([], {}, [])
         if init is not None:
             given = _hints(it, init[0], skip_first=True)
+        it.most = min(MAX_CALLS, it.count + _INIT_CALLS)
         calls.initialise(it, value, given, function.node)
+        it.most = MAX_CALLS
     else:
         value.ref = thing
     if framework is not None and value.ref.is_module and value.ref.device is None:
@@ -220,8 +285,8 @@ def _parameters(it: Interpreter, function: Function, framework: str | None, this
             given.values[index] = guess.model(
                 GPU, Why(f"{framework} moves the model to the GPU", it.site(function.node))
             )
-        elif function.name.endswith("training_step") and index == 0:
-            given.values[index] = tensor(GPU, why)
-        elif given.values[index] is ANY and name in ("x", "y", "images", "labels"):
+        elif (function.name.endswith("training_step") and index == 0) or (
+            given.values[index] is ANY and name in ("x", "y", "images", "labels")
+        ):
             given.values[index] = tensor(GPU, why)
     return given

@@ -101,6 +101,8 @@ def _breakdown(record: WatchRecord, style: Style) -> list[str]:
     }
     if record.communication is None:
         del waits["waiting for other ranks"]
+    if not record.cuda and not any(copy.kind != "none" for copy in record.copies):
+        del waits["waiting for copies"], waits["waiting for the GPU"]
     waits["the host's own work" if record.cuda else "the rest"] = max(0.0, total - sum(waits.values()))
     return _bars(list(waits.items()), total, style)
 

@@ -50,7 +50,7 @@ def profile(
 
     Raises GpudoctorError when no step is ever seen.
     """
-    profiled = PROFILED_STEPS if any(not gpu.lost for gpu in machine.gpus) else 0
+    profiled = PROFILED_STEPS if machine.gpus or machine.host.gpus_on_bus else 0
     sandbox = open_sandbox(cwd)
     try:
         with tempfile.TemporaryDirectory(prefix="gpudoctor-run-") as folder:

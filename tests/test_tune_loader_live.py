@@ -48,8 +48,8 @@ def trials(name: str, *workers: int, hang_s: float = 20.0) -> list[LoaderTrial]:
     with Candidates([target_command(f"events.py:{name}", {})], cwd=SCRIPTS) as candidates:
         hello = candidates.connect(60)[0]
         runner = LiveRunner(candidates, deadline=time.monotonic() + 60, start_method=hello["start_method"])
-        runner.follow, runner.hang_least_s = True, hang_s
-        return [runner.trial(Setting(workers=count), 0.3, "ladder") for count in workers]
+        runner.follow, runner.hang_least_s, runner.least_epochs = True, hang_s, 1
+        return [runner.trial(Setting(workers=count), 0.1, "ladder") for count in workers]
 
 
 def test_an_iterable_that_is_not_split_is_scored_by_its_distinct_rows() -> None:

@@ -50,6 +50,7 @@ class LiveRunner:
         self.batch_size = 1
         self.expected_batches: int | None = None
         self.persistent = False  # as the user has it
+        self.least_epochs = 0  # a trial goes on until so many have ended
         self.follow = False  # each row is followed, after one has hung
         self.whole_epochs = False  # epochs end before the deepest queue is settled: whole ones are timed instead
         self.fixed_s, self.each_s = START_S.get(start_method, START_S["spawn"])
@@ -99,6 +100,7 @@ class LiveRunner:
             "one_thread": setting.one_thread,
             "persistent": persistent,
             "whole_epochs": self.whole_epochs,
+            "epochs": self.least_epochs,
             "pin_memory": pin_memory,
             "part": part,
             "device": device,

@@ -138,7 +138,7 @@ def _consume(loader, setting, times, mapped, device, expected):
     workers = setting["workers"]
     warm = 2 * max(1, workers) * setting["prefetch"]
     least = warm + max(LEAST_BATCHES, 2 * workers)
-    short = bool(setting.get("whole_epochs"))
+    short, epochs = bool(setting.get("whole_epochs")), setting.get("epochs") or 0
     now = time.perf_counter
     begun = now()
     while True:
@@ -167,12 +167,16 @@ def _consume(loader, setting, times, mapped, device, expected):
                 _step(step_s, step_cpu_s)
             asked = now()
             elapsed = asked - begun
+            if len(times.ends) < epochs:
+                continue
             enough = in_epoch >= least and in_epoch % max(1, workers) == 0
             if (not short and elapsed >= seconds and (enough or elapsed >= 3 * seconds)) or len(times.came) >= KEEP:
                 return iterator
             if short and elapsed >= 4 * seconds:
                 return iterator
         elapsed = now() - begun
+        if in_epoch and len(times.ends) < epochs:
+            continue
         enough = elapsed >= seconds and (len(times.ends) > 1 or not short)
         if in_epoch == 0 or enough or elapsed >= 4 * seconds or len(times.came) >= KEEP:
             return iterator

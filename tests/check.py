@@ -20,7 +20,7 @@ def main() -> int:
         "ruff format": [sys.executable, "-m", "ruff", "format", "--check", "."],
         "mypy --strict": [sys.executable, "-m", "mypy"],
         "import-linter": [str(BIN / "lint-imports")],
-        "pytest": [sys.executable, "-m", "pytest", *sys.argv[1:]],
+        "pytest": [sys.executable, "-m", "pytest", "-n", "2", *sys.argv[1:]],
     }
     failed = []
     for name, command in steps.items():

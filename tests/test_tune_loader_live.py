@@ -125,10 +125,12 @@ def test_a_script_is_stopped_at_its_training_loader_and_its_step_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that forks the workers never touches the dataset; the check loop before training is passed by."""
-    shutil.copy(SCRIPTS / "train.py", tmp_path)
+    work = tmp_path / "work"  # what is written below it may vanish with the overlay
+    work.mkdir()
+    shutil.copy(SCRIPTS / "train.py", work)
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    found, envelope = study("train.py", budget_s=6.0, cwd=tmp_path)
-    line = next(n for n, text in enumerate((tmp_path / "train.py").read_text().splitlines(), 1) if "shuffle" in text)
+    found, envelope = study("train.py", budget_s=6.0, cwd=work)
+    line = next(n for n, text in enumerate((work / "train.py").read_text().splitlines(), 1) if "shuffle" in text)
     assert found.site == f"train.py:{line}"
     assert found.step_from == "observed"
     assert found.step_ms is not None

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,7 +39,8 @@ class Candidates:
     """The processes of one or several commands (one a rank), from their start until `close`.
 
     commands: one for a script, or one a rank for `module:callable` targets; environments: what each of them gets
-    beside ours. Use as a context manager: whatever happens, no process is left running.
+    beside ours; wrap: the command as it is really started, given our folder, which must stay writable. Use as a
+    context manager: whatever happens, no process is left running.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Candidates:
         cwd: Path,
         site: str | None = None,
         environments: Sequence[Mapping[str, str]] = (),
+        wrap: Callable[[Sequence[str], Path], Sequence[str]] = lambda command, _: command,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpudoctor-loader-"))
         self.cwd = cwd
@@ -70,7 +72,8 @@ class Candidates:
             raw = {**codec.to_builtins(self.plan), "command_cwd": str(cwd), "parent_pid": os.getpid()}
             self.plan_file.write_text(json.dumps(raw), encoding="utf-8")
             for number, command in enumerate(commands):
-                self.running.append(self._start(command, environments[number] if environments else {}))
+                wrapped = wrap(command, self.folder)
+                self.running.append(self._start(wrapped, environments[number] if environments else {}))
         except BaseException:
             self.close()
             raise
@@ -157,6 +160,10 @@ class Candidates:
         if self.alive:
             self.ask({"do": "end"}, deadline_s=5.0)
         return records.read_records(self.folder, {})
+
+    def written(self) -> tuple[str, ...]:
+        """Files below the working directory that the commands wrote."""
+        return records.read_writes(self.folder)
 
     def last_words(self) -> str:
         """The last lines that the commands printed."""

@@ -46,7 +46,7 @@ def render_human(envelope: Envelope, style: Style) -> str:
     ]
     blocks.append(tables.measurements(envelope, style))
     blocks.append(finding_lines(envelope.findings, style))
-    if envelope.prescription is not None and not any(case.loader for case in cases):
+    if envelope.prescription is not None and envelope.command != "tune-loader":
         blocks.append(tables.prescription(envelope, style))
     blocks.append(tally(envelope, style))
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"

@@ -22,6 +22,7 @@ from gpudoctor.tune.loader.limits import Limits, limits, present_setting
 from gpudoctor.tune.loader.live import LiveRunner, foreign_cpu, read_preflight
 from gpudoctor.tune.loader.search import Outcome, Search, Setting, Space
 from gpudoctor.tune.loader.targets import Target
+from gpudoctor.tune.sandbox import open_sandbox
 
 START_UP_ALLOWANCE_S = 120.0  # for imports and reading data, before the loader is iterated
 PREFLIGHT_SHARE = 0.08
@@ -74,13 +75,21 @@ class Session:
         commands = [options.target.command] * (options.ranks if options.target.is_callable else 1)
         environments = [_rank_environment(rank, options.ranks) for rank in range(len(commands))]
         self.on_stage("starting the command")
+        sandbox = open_sandbox(options.cwd)
         try:
-            with Candidates(commands, cwd=options.cwd, site=options.site, environments=environments) as candidates:
+            with Candidates(
+                commands, cwd=options.cwd, site=options.site, environments=environments, wrap=sandbox.wrap
+            ) as candidates:
                 self._connect(candidates)
                 self._study(candidates)
                 candidates.finish()
+                written = candidates.written() if sandbox.own is None else ()
+                if written:
+                    self.notes.append(f"the command wrote {', '.join(written[:5])}")
         except KeyboardInterrupt:
             self.interrupted = True
+        finally:
+            sandbox.close()
         return self.study() if self.hello else None
 
     # the parts

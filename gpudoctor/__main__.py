@@ -11,7 +11,7 @@ _NOT_LIVE = ("--from", "--help", "-h", "--timeout")  # options that ask for some
 def main() -> None:
     """Answer --version before anything heavy is imported; hand everything else to the command line.
 
-    NVML takes longer to start than this program: a command that will need it asks first of all.
+    NVML takes longer to start than this program: a command that will need it asks first of all. So does CUDA.
     """
     if sys.argv[1:] == ["--version"]:
         from gpudoctor import __version__
@@ -23,6 +23,10 @@ def main() -> None:
         from gpudoctor.collect import nvml_start
 
         nvml_start.begin(10.0)
+        if words[:1] == ["bench-pcie"]:
+            from gpudoctor.measure import early
+
+            early.begin(words)
     from gpudoctor.cli.app import run
 
     sys.exit(run())

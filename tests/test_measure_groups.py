@@ -21,7 +21,7 @@ def own_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
     # The machine that runs the tests may be busy with others.
     quiet = conditions.Reading(at=0.0, cpu_s=None, own_s=0.0, swapped_pages=None)
-    monkeypatch.setattr(conditions, "read", lambda: quiet)
+    monkeypatch.setattr(conditions, "read", lambda _children=(): quiet)
 
 
 def trace(begin: float, end: float, rate: float, *, slow_from: float | None = None, slow: float = 0.0) -> Trace:

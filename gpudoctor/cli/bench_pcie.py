@@ -84,6 +84,8 @@ def command(
     def body() -> output.Result:
         if quick and thorough:
             raise GpudoctorError("--quick and --thorough exclude each other", "give one of them, or none")
+        if not source:
+            from gpudoctor.measure import bench_copies  # while NVML is being asked
         loaded = load.load(common)
         case = load.only_case(loaded)
         others = _others(compare or ())
@@ -95,8 +97,6 @@ def command(
                 )
             case = dataclasses.replace(case, measurements=compared(case.measurements, others))
             return output.Result(envelope=load.examined(loaded, common, command="bench-pcie", case=case))
-        from gpudoctor.measure import bench_copies
-
         with output.progress("copies", quiet=quiet) as update:
             result = bench_copies(
                 case,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.measure import conditions, copies, groups
+from gpudoctor.measure import conditions, copies, early, groups
 from gpudoctor.measure.copies import Probe, Progress, Run
 from gpudoctor.measure.lock import exclusive
 from gpudoctor.model import Case, Gpu, Measurement
@@ -73,18 +73,23 @@ def bench_copies(
     run = Run(case=case, deadline_s=deadline_s, engine=engine, on_progress=on_progress)
     run.total = len(chosen) * len(probes)
     if not chosen:
+        early.discard()
         run.notes.append("no GPU answers: nothing to measure")
         return _result(run, interrupted=False)
     interrupted = False
     before = conditions.read()
-    with exclusive() as without_lock:
-        if without_lock:
-            run.notes.append(without_lock)
-        try:
-            _measure(run, chosen, probes, level, seconds_per_gpu or SECONDS[level], allow_busy, alone=only is not None)
-        except KeyboardInterrupt:
-            interrupted = True
-    said, busy = conditions.judge(before, conditions.read(), os.cpu_count() or 0)
+    try:
+        with exclusive() as without_lock:
+            if without_lock:
+                run.notes.append(without_lock)
+            # A choice among the copies takes its share of the time, not all of it.
+            usual = SECONDS[level] * min(1.0, _weight(probes) / _weight(PROBES[level]))
+            _measure(run, chosen, probes, level, seconds_per_gpu or usual, allow_busy, alone=only is not None)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        early.discard()  # where no GPU was measured
+    said, busy = conditions.judge(before, conditions.read(early.closing()), os.cpu_count() or 0)
     run.notes += said
     run.measurements = [
         _without_verdict(item, "the host was busy" if busy else "another process used the GPU")
@@ -152,6 +157,10 @@ def _probes(level: Level, only: Sequence[str] | None) -> tuple[Probe, ...]:
         if metric not in METRICS:
             raise GpudoctorError(f"there is no copy {metric!r} to measure", f"known: {' '.join(METRICS)}")
     return tuple(probe for probe in PROBES["thorough"] if probe.kind in only)
+
+
+def _weight(probes: Sequence[Probe]) -> float:
+    return sum(probe.weight for probe in probes)
 
 
 def _without_verdict(item: Measurement, why: str) -> Measurement:

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpudoctor import child, judge
+from gpudoctor import judge
+from gpudoctor.measure import early
 from gpudoctor.measure.gpu_copies import BLOCK_BYTES
 from gpudoctor.measure.nvml_watch import reason_names
 from gpudoctor.measure.series import outliers, spread
 from gpudoctor.model import Case, Gpu, Measurement, PcieHop, PcieLink, Setting, Source, gpu_path
 
 TARGET = "gpudoctor.measure.gpu_copies:copies"
-WARM_UP_S = 0.3  # the first copies wake the link and the clocks
+WARM_UP_S = 0.12  # the first copies wake the link and the clocks
+ROUNDS = 3  # what disturbs a copy often lasts longer than its share of the time: each is taken up again later
 BUSY_PCT = 10  # utilisation that idle GPUs do not show
 LOAD_ORIGIN = "nvml during a copy"
 
@@ -33,15 +35,19 @@ class Probe:
     weight: float  # share of the time of one GPU
     unit: str = "GB/s"
     judges_link: bool = False  # the link is read during it
+    rounds: int = 1  # in which its time is spent, with the other copies between them
 
 
 # Pinned first and longer: they are judged, and the link is read during them.
-ONE_WAY = (Probe(kind="h2d", weight=0.2, judges_link=True), Probe(kind="d2h", weight=0.2, judges_link=True))
-BOTH_WAYS = (
-    Probe(kind="h2d_while_d2h", weight=0.2, judges_link=True),
-    Probe(kind="d2h_while_h2d", weight=0.2, judges_link=True),
+ONE_WAY = (
+    Probe(kind="h2d", weight=0.2, judges_link=True, rounds=ROUNDS),
+    Probe(kind="d2h", weight=0.2, judges_link=True, rounds=ROUNDS),
 )
-LOCAL = (Probe(kind="d2d", weight=0.1),)
+BOTH_WAYS = (
+    Probe(kind="h2d_while_d2h", weight=0.2, judges_link=True, rounds=ROUNDS),
+    Probe(kind="d2h_while_h2d", weight=0.2, judges_link=True, rounds=ROUNDS),
+)
+LOCAL = (Probe(kind="d2d", weight=0.05, rounds=ROUNDS),)
 LATENCY = (
     Probe(kind="h2d_latency", weight=0.05, unit="us"),
     Probe(kind="d2h_latency", weight=0.05, unit="us"),
@@ -92,7 +98,7 @@ class Run:
             "node": None,
             "block_bytes": BLOCK_BYTES,
             "seconds": seconds,
-            "warm_up_s": WARM_UP_S / 3,
+            "warm_up_s": WARM_UP_S,
             "memory_bytes": self.case.limits.memory_bytes,
             "hops": [hop.bdf for hop in gpu.pcie_path[1:]],
             **more,
@@ -160,34 +166,58 @@ def measure_gpu(run: Run, gpu: Gpu, probes: Sequence[Probe], seconds: float) -> 
     """All probes of one GPU, `seconds` of copying in all. False when the next GPU would fail for the same reason."""
     _, words = binding(gpu, run.case.limits.allowed_cpus)
     end = time.monotonic() + run.deadline_s
-    weights = sum(probe.weight for probe in probes)
-    answers: list[tuple[Probe, dict[str, Any]]] = []
+    share = seconds / sum(probe.weight for probe in probes)
+    answers: dict[Probe, list[dict[str, Any]]] = {}
+    failed: set[Probe] = set()
     go_on = True
+    server = early.server(run.engine)
     try:
-        with child.Server() as server:
-            for number, probe in enumerate(probes):
+        for turn, probe in ((turn, probe) for turn in range(ROUNDS) for probe in probes if turn < probe.rounds):
+            if probe in failed:
+                continue
+            if turn == 0:
                 run.step(f"gpu:{gpu.index} {probe.kind}")
-                left = end - time.monotonic()
-                if left <= 0:
+            left = end - time.monotonic()
+            if left <= 0:
+                if probe not in answers:
+                    failed.add(probe)
                     run.errors.append(f"gpu:{gpu.index} {probe.kind}: no time left of {run.deadline_s:g} s")
-                    continue
-                warm_up = WARM_UP_S if number == 0 else WARM_UP_S / 6
-                payload = run.payload(gpu, probe.kind, seconds * probe.weight / weights, warm_up_s=warm_up)
-                answer = server.call(TARGET, payload, deadline_s=left)
-                if answer.status == "ok" and "unusable" in answer.value:
-                    run.errors.append(f"copies cannot be measured: {answer.value['unusable']}")
-                    go_on = False
-                    break
-                if answer.status == "ok":
-                    answers.append((probe, answer.value))
-                    continue
-                run.errors.append(f"gpu:{gpu.index} {probe.kind}: {answer.error}")
-                if answer.status == "error" and not answers:
-                    run.done += len(probes) - number - 1  # the others would say the same: hidden or refused
-                    break
+                continue
+            warm_up = WARM_UP_S if not answers else WARM_UP_S / 6
+            payload = run.payload(gpu, probe.kind, share * probe.weight / probe.rounds, warm_up_s=warm_up)
+            answer = server.call(TARGET, payload, deadline_s=left)
+            if answer.status == "ok" and "unusable" in answer.value:
+                run.errors.append(f"copies cannot be measured: {answer.value['unusable']}")
+                go_on = False
+                break
+            if answer.status == "ok":
+                answers.setdefault(probe, []).append(answer.value)
+                continue
+            failed.add(probe)
+            run.errors.append(f"gpu:{gpu.index} {probe.kind}: {answer.error}")
+            if answer.status == "error" and not answers:
+                run.done += len(probes) - len(failed)  # the others would say the same: hidden or refused
+                break
+    except BaseException:  # Ctrl-C: what was measured stays, the child does not
+        server.close()
+        raise
+    else:
+        early.close(server)
     finally:
-        _take(run, gpu, answers, words)
+        _take(run, gpu, [(probe, _joined(answers[probe])) for probe in probes if probe in answers], words)
     return go_on
+
+
+def _joined(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The answers of all rounds of one probe as one; `readings` becomes a list."""
+    stopped = "stable" if all(one["stopped"] == "stable" for one in rounds) else "time"
+    return rounds[-1] | {
+        "samples": [sample for one in rounds for sample in one["samples"]],
+        "stopped": stopped,
+        "notes": list(dict.fromkeys(note for one in rounds for note in one["notes"])),
+        "problem": next((one["problem"] for one in rounds if one.get("problem")), None),
+        "readings": [one["readings"] for one in rounds],
+    }
 
 
 def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words: str) -> None:
@@ -195,11 +225,11 @@ def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words
     if not answers:
         return
     judging = [answer for probe, answer in answers if probe.judges_link] or [answer for _, answer in answers]
-    merge_readings(run, gpu, [answer["readings"] for answer in judging])
+    merge_readings(run, gpu, [reading for answer in judging for reading in answer["readings"]])
     loaded = run.gpu(gpu.index)
     link = loaded.pcie
     known = link is not None and link.state == "load"
-    if problem := next((answer["problem"] for _, answer in answers if answer.get("problem")), None):
+    if problem := next((answer["problem"] for _, answer in answers if answer["problem"]), None):
         run.note(f"gpu:{gpu.index}: the link was not (always) read during the copies: {problem}")
     for probe, answer in answers:
         settings: dict[str, Setting] = {
@@ -209,6 +239,7 @@ def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words
             "binding": words if answer["cpus"] or words.startswith("none") else "none: refused",
             "backend": answer["engine"],
             "link": f"Gen{link.generation} x{link.width}" if link is not None and known else None,
+            "sm_clock_mhz": _usual(_sum(reading.get("sm_clock_mhz", {}) for reading in answer["readings"])),
             "stopped": answer["stopped"],
         }
         subject = f"gpu:{gpu.index}"
@@ -219,10 +250,11 @@ def _take(run: Run, gpu: Gpu, answers: list[tuple[Probe, dict[str, Any]]], words
             )
         if answer["samples"]:
             run.add(described(probe.kind, subject, answer["samples"], settings, answer["notes"], unit=probe.unit))
-    _count_errors(run, gpu, [answer["readings"] for _, answer in answers])
-    seen = max((int(n) for _, answer in answers for n in answer["readings"].get("processes", {})), default=0)
-    # Ours is one of them; in a container others are not shown.
-    if seen > 1 + len(gpu.processes or ()):
+    readings = [reading for _, answer in answers for reading in answer["readings"]]
+    _count_errors(run, gpu, readings)
+    expected = 1 + len(gpu.processes or ())  # ours is one of them; in a container others are not shown
+    counts = _sum(reading.get("processes", {}) for reading in readings)
+    if sum(count for number, count in counts.items() if number > expected) > 1:
         run.disturbed.add(f"gpu:{gpu.index}")
         run.note(f"gpu:{gpu.index}: another process came onto this GPU during the copies; low figures give no verdict")
 

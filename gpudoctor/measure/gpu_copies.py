@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpudoctor.measure import placement
+from gpudoctor.measure import nvml_watch, placement
 from gpudoctor.measure.engine import Engine, Memory, UnusableError, open_engine
 from gpudoctor.measure.nvml_watch import Watch
 from gpudoctor.measure.series import Series, repeat
@@ -31,10 +32,30 @@ _TINY_BYTES = 4
 _TINY_COPIES = 100  # of one sample of the latency
 _MEMORY_SHARE = 8  # a block takes at most this part of the free memory, of the host and of the GPU
 _SAMPLES_WANTED = 4  # at least, in the time of one kind of copy
+_WARM_COPIES = 4  # at least, before the first copy that counts
+_SETTLED = 1.02  # the last copies of the warm-up take at most this much longer than the fastest one
+_MOST_WARM_UP_S = 0.3  # beyond the time given: a link that has not woken by then is measured as it is
 _AGAINST = 1.25  # copies of the opposite direction for each copy that counts; raised where they end too early
 _MOST_AGAINST = 20.0
 
 Timer = Callable[[int], float]  # seconds that this many copies take
+
+_engines: dict[str | None, Engine] = {}
+
+
+def start(payload: dict[str, Any]) -> dict[str, Any]:
+    """Start CUDA (payload: engine, None for the lightest) before it is known which GPU is measured; none is loaded."""
+    threading.Thread(target=nvml_watch.wake, name="nvml", daemon=True).start()
+    try:
+        return {"engine": _opened(payload["engine"]).name}
+    except UnusableError as error:
+        return {"unusable": error.message}
+
+
+def _opened(name: str | None) -> Engine:
+    if name not in _engines:
+        _engines[name] = open_engine(name)
+    return _engines[name]
 
 
 class Session:
@@ -42,12 +63,14 @@ class Session:
 
     def __init__(self, payload: dict[str, Any]) -> None:
         self.cpus = placement.bind_cpus(payload["cpus"])
-        self.engine: Engine = open_engine(payload.get("engine"))
         self.bdf: str = payload["bdf"]
+        self.watch = Watch(self.bdf, payload.get("hops", ()))
+        self.engine = _opened(payload.get("engine"))
         self.node: int | None = payload.get("node")
         self.device = self.engine.ordinal(self.bdf)
         self.placed: placement.Placed | None = None
         self.notes: list[str] = []
+        self.plans: dict[str, tuple[int, int]] = {}  # of each kind: copies of one sample and the size of its blocks
         self.stream, self.other = self.engine.stream(self.device), self.engine.stream(self.device)
         self.begin, self.end, self.last = (self.engine.event(self.device) for _ in range(3))
         self._blocks: dict[tuple[str, int], Memory] = {}
@@ -91,7 +114,9 @@ class Session:
         if self.node is not None:
             self.placed = placement.on_node(size, self.node)
             return self.engine.register(self.device, self.placed.address, size, self.placed.mapping)
-        block = self.engine.pinned(self.device, size) if pinned else self.engine.pageable(size)
+        if pinned:
+            return self.engine.pinned(self.device, size)
+        block = self.engine.pageable(size)
         ctypes.memset(block.address, 1, size)  # pages that were never written all map to one page of zeros
         return block
 
@@ -124,12 +149,9 @@ def copies(payload: dict[str, Any]) -> dict[str, Any]:
     except UnusableError as error:
         return {"unusable": error.message}
     result: dict[str, Any] = {"cpus": run.cpus, "engine": run.engine.name, "bytes": 0, "copies": 0}
-    with Watch(run.bdf, payload.get("hops", ())) as watch:
-        result |= _KINDS[payload["kind"].partition("_")[2] or payload["kind"]](run, payload)
+    result |= _KINDS[payload["kind"].partition("_")[2] or payload["kind"]](run, payload)
     placed = run.placed
     return result | {
-        "readings": watch.as_json(),
-        "problem": watch.problem,
         "notes": run.news(),
         "placed": None if placed is None else {"share": placed.share, "reason": placed.reason},
     }
@@ -140,7 +162,7 @@ def _one_way(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
     host, gpu = run.host(0, pinned=pinned), run.gpu(0)
     size = min(host.size, gpu.size)
     target, source = (gpu, host) if payload["kind"].startswith("h2d") else (host, gpu)
-    return _measure(payload, lambda part: _timer(run, target, source, part, blocking=not pinned), size, pinned)
+    return _measure(run, payload, lambda part: _timer(run, target, source, part, blocking=not pinned), size, pinned)
 
 
 def _local(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +170,8 @@ def _local(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
     target, source = run.gpu(0, run.local_bytes), run.gpu(1, run.local_bytes)
     size = min(target.size, source.size)
     timer = _timer(run, target, source, size)
-    return _sampled(timer, COPIES, size, payload, warm_up=True)
+    timer(FEWEST_COPIES)
+    return _sampled(run, timer, COPIES, size, payload)
 
 
 def _both_ways(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +181,7 @@ def _both_ways(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
     counted, against = ((gpu, host), (host_2, gpu_2))
     if payload["kind"].startswith("d2h"):
         counted, against = ((host, gpu), (gpu_2, host_2))
-    return _measure(payload, lambda part: _timer_against(run, counted, against, part), size, pinned=True)
+    return _measure(run, payload, lambda part: _timer_against(run, counted, against, part), size, pinned=True)
 
 
 def _latency(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
@@ -173,8 +196,9 @@ def _latency(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
         return (time.perf_counter() - begin) / _TINY_COPIES * 1e6
 
     sample()
-    series = repeat(sample, seconds=payload["seconds"])
-    return _result(series, _TINY_BYTES, _TINY_COPIES)
+    with run.watch.window() as seen:
+        series = repeat(sample, seconds=payload["seconds"])
+    return _result(series, _TINY_BYTES, _TINY_COPIES, seen)
 
 
 def _curve(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
@@ -183,13 +207,14 @@ def _curve(run: Session, payload: dict[str, Any]) -> dict[str, Any]:
     target, source = (gpu, host) if payload["kind"].startswith("h2d") else (host, gpu)
     most = min(host.size, gpu.size)
     curve = []
-    for size in (size for size in CURVE_BYTES if size <= most):
-        count = max(FEWEST_COPIES, min(_CURVE_COPIES, most // size))
-        timer = _timer(run, target, source, size, ahead=most)
-        timer(1)
-        series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"] / len(CURVE_BYTES))  # noqa: B023
-        curve.append([size, sorted(series.samples)[len(series.samples) // 2]])
-    return {"curve": curve, "stopped": "time", "samples": []}
+    with run.watch.window() as seen:
+        for size in (size for size in CURVE_BYTES if size <= most):
+            count = max(FEWEST_COPIES, min(_CURVE_COPIES, most // size))
+            timer = _timer(run, target, source, size, ahead=most)
+            timer(1)
+            series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"] / len(CURVE_BYTES))  # noqa: B023
+            curve.append([size, sorted(series.samples)[len(series.samples) // 2]])
+    return {"curve": curve, "stopped": "time", "samples": [], "readings": seen.as_json(), "problem": seen.problem}
 
 
 _KINDS: dict[str, Callable[[Session, dict[str, Any]], dict[str, Any]]] = {
@@ -204,42 +229,64 @@ _KINDS: dict[str, Callable[[Session, dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def _measure(payload: dict[str, Any], make: Callable[[int], Timer], size: int, pinned: bool) -> dict[str, Any]:
-    timer = make(size)
-    warm_end = time.monotonic() + payload["warm_up_s"]
-    timer(1)  # touches pages and sets up the copy paths of the context
-    one = timer(1)
-    while time.monotonic() < warm_end:
-        one = min(one, timer(1))  # one disturbed copy must not shrink the blocks
-    count, size = plan(one, size, payload["seconds"] / _SAMPLES_WANTED, pinned=pinned)
-    return _sampled(make(size), count, size, payload)
+def _measure(
+    run: Session, payload: dict[str, Any], make: Callable[[int], Timer], size: int, pinned: bool
+) -> dict[str, Any]:
+    """Samples of one kind. The first call of a kind warms up longer, and finds out how much fits into a sample."""
+    kind = payload["kind"]
+    if kind not in run.plans:
+        one = _warmed_up(make(size), payload["warm_up_s"])
+        run.plans[kind] = plan(one, size, payload["seconds"] / _SAMPLES_WANTED, pinned=pinned)
+    timer = make(run.plans[kind][1])
+    timer(1)
+    return _sampled(run, timer, *run.plans[kind], payload)
 
 
-def _sampled(timer: Timer, count: int, size: int, payload: dict[str, Any], *, warm_up: bool = False) -> dict[str, Any]:
-    if warm_up:
-        timer(FEWEST_COPIES)
-    series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"])
-    return _result(series, size, count)
+def _warmed_up(timer: Timer, seconds: float, clock: Callable[[], float] = time.monotonic) -> float:
+    """Seconds of one copy when the link and the clocks are awake: these copies count for nothing.
+
+    They go on for `seconds`, and a while longer where the last ones are still faster than those before.
+    """
+    begin = clock()
+    times: list[float] = []
+    while True:
+        times.append(timer(1))  # one disturbed copy must not shrink the blocks: the fastest one is taken
+        past = clock() - begin
+        settled = max(times[-_WARM_COPIES + 1 :]) <= _SETTLED * min(times)
+        if len(times) >= _WARM_COPIES and past >= seconds and (settled or past >= seconds + _MOST_WARM_UP_S):
+            return min(times)
 
 
-def _result(series: Series, size: int, count: int) -> dict[str, Any]:
-    return {"samples": list(series.samples), "stopped": series.stopped, "bytes": size, "copies": count}
+def _sampled(run: Session, timer: Timer, count: int, size: int, payload: dict[str, Any]) -> dict[str, Any]:
+    with run.watch.window() as seen:  # after the warm-up: a link that wakes is no reading under load
+        series = repeat(lambda: count * size / timer(count) / 1e9, seconds=payload["seconds"])
+    return _result(series, size, count, seen)
+
+
+def _result(series: Series, size: int, count: int, seen: nvml_watch.Window) -> dict[str, Any]:
+    return {
+        "samples": list(series.samples),
+        "stopped": series.stopped,
+        "bytes": size,
+        "copies": count,
+        "readings": seen.as_json(),
+        "problem": seen.problem,
+    }
 
 
 def plan(one_copy_s: float, size: int, sample_s: float, *, pinned: bool) -> tuple[int, int]:
     """(copies, block size) for one sample of about `sample_s`.
 
-    Pinned copies shrink the block first: they do not pass through the CPU's caches, and many copies hide the ends of
-    the run. Pageable copies take fewer copies first: a small block would stay in the caches.
+    Fewer copies come first: a block must exceed the caches, and the ends of a run of four copies hide behind the copy
+    that is queued ahead. Blocks are halved where that is not enough; pageable ones, which pass through caches,
+    only where it is far from enough.
     """
     rate = size / max(one_copy_s, 1e-9)
     count = COPIES
-    if pinned:
-        while size // 2 >= SMALLEST_BYTES and count * size / rate > sample_s:
-            size //= 2
     while count > FEWEST_COPIES and count * size / rate > sample_s:
         count -= 1
-    while not pinned and size // 2 >= SMALLEST_BYTES and count * size / rate > 4 * sample_s:
+    most_s = sample_s if pinned else 4 * sample_s
+    while size // 2 >= SMALLEST_BYTES and count * size / rate > most_s:
         size //= 2
     return count, size
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from gpudoctor.estimate import pcie_generation
 
 PERIOD_S = 0.05
 _DEVICES = Path("/sys/bus/pci/devices")
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
-_READINGS = ("generation", "width", "pstate", "reasons", "temperature_c")
+_PROCESSES_EVERY = 4  # readings: listing processes takes the driver longer than everything else
 _GRAPHICS_IDLE = "gpu_idle"
 # NVML's clock event reasons (nvml.h) in snake case.
 _REASONS = {
@@ -38,43 +38,34 @@ def reason_names(bits: int) -> tuple[str, ...]:
     return tuple(name for bit, name in _REASONS.items() if bits & bit and name != _GRAPHICS_IDLE)
 
 
-class Watch:
-    """Counts readings in a thread between `with` and its end. A call that NVML refuses is simply not counted.
+def wake() -> None:
+    """Start NVML in this process, so that the first window need not wait for it; what goes wrong is told there."""
+    with contextlib.suppress(ImportError):
+        import pynvml
 
-    `hops` are the bus addresses of the ports above the GPU: their links are read from /sys beside the GPU's own.
-    """
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
 
-    def __init__(self, bdf: str, hops: Sequence[str] = ()) -> None:
-        self.counts: dict[str, collections.Counter[int]] = {
-            name: collections.Counter()
-            for name in (
-                "generation",
-                "width",
-                "pstate",
-                "reasons",
-                "temperature_c",
-                "sm_clock_mhz",
-                "memory_clock_mhz",
-            )
-        }
+
+class Window:
+    """Counts of the readings taken during one run of copies, by value; filled by Watch."""
+
+    def __init__(self, hops: Sequence[str]) -> None:
+        self.counts: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
         self.hops: dict[str, collections.Counter[str]] = {hop: collections.Counter() for hop in hops}
         self.errors: dict[str, list[int]] = {}  # error counter -> its value before and after
         self.problem: str | None = None
-        self._bdf = bdf
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nvml", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._note(aer_correctable(self._bdf, list(self.hops)))
-        self._thread.start()
-        return self
+    def note(self, counters: dict[str, int]) -> None:
+        """Values of error counters: the first one stays, the last one replaces those between."""
+        for name, value in counters.items():
+            self.errors[name] = [*self.errors.get(name, [])[:1], value]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-        self._note(aer_correctable(self._bdf, list(self.hops)))
+    def add(self, reading: dict[str, int], links: dict[str, str]) -> None:
+        for name, value in reading.items():
+            self.counts[name][value] += 1
+        for hop, link in links.items():
+            self.hops[hop][link] += 1
 
     def as_json(self) -> dict[str, Any]:
         """Counts by value, with the values as JSON keys."""
@@ -84,21 +75,55 @@ class Watch:
             "errors": {name: values for name, values in self.errors.items() if len(values) > 1},
         }
 
-    def _note(self, counters: dict[str, int]) -> None:
-        for name, value in counters.items():
-            self.errors[name] = [*self.errors.get(name, [])[:1], value]
+
+class Watch:
+    """Reads NVML in a thread of its own while a `window` is open. A call that NVML refuses is simply not counted.
+
+    One a session: starting NVML takes long, so that it happens beside the start of CUDA, and nothing waits for it: a
+    window that is over before NVML answers has no readings. `hops` are the bus addresses of the ports above the GPU:
+    their links are read from /sys beside the GPU's own.
+    """
+
+    def __init__(self, bdf: str, hops: Sequence[str] = ()) -> None:
+        self._bdf = bdf
+        self._hops = tuple(hops)
+        self._problem: str | None = None
+        self._replays: int | None = None  # as read last
+        self._open: Window | None = None
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        threading.Thread(target=self._run, name="nvml", daemon=True).start()
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[Window]:
+        """Readings are counted from here to the end of the `with`."""
+        found = Window(self._hops)
+        found.note(aer_correctable(self._bdf, self._hops))
+        with self._lock:
+            if self._replays is not None:
+                found.note({"pcie_replays": self._replays})
+            self._open = found
+        self._wanted.set()
+        try:
+            yield found
+        finally:
+            self._wanted.clear()
+            with self._lock:
+                self._open = None
+                found.problem = self._problem
+            found.note(aer_correctable(self._bdf, self._hops))
 
     def _run(self) -> None:
         try:
             import pynvml
         except ImportError as error:
-            self.problem = str(error)
+            self._problem = str(error)
             return
         try:
             pynvml.nvmlInit()
             device = pynvml.nvmlDeviceGetHandleByPciBusId(self._bdf.encode())
         except pynvml.NVMLError as error:
-            self.problem = f"NVML: {error}"
+            self._problem = f"NVML: {error}"
             return
         reasons = getattr(
             pynvml, "nvmlDeviceGetCurrentClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons
@@ -111,31 +136,33 @@ class Watch:
             "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, pynvml.NVML_TEMPERATURE_GPU),
         }
         extra: dict[str, Callable[[], int]] = {  # worth knowing, no reason to complain where they are refused
-            "sm_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _SM_CLOCK),
-            "memory_clock": lambda: pynvml.nvmlDeviceGetClockInfo(device, _MEMORY_CLOCK),
+            "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(device, _SM_CLOCK),
+            "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(device, _MEMORY_CLOCK),
+            "pcie_replays": lambda: pynvml.nvmlDeviceGetPcieReplayCounter(device),
+        }
+        rare: dict[str, Callable[[], int]] = {
             "processes": lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(device)),
         }
-
-        def replays() -> dict[str, int]:
-            with contextlib.suppress(pynvml.NVMLError):
-                return {"pcie_replays": int(pynvml.nvmlDeviceGetPcieReplayCounter(device))}
-            return {}
-
-        self._note(replays())
-        while not self._done.is_set():
-            for name, call in calls.items():
+        number = 0
+        while True:
+            self._wanted.wait()
+            window = self._open
+            reading: dict[str, int] = {}
+            for name, call in {**calls, **extra, **(rare if number % _PROCESSES_EVERY == 0 else {})}.items():
                 try:
-                    self.counts[name][int(call())] += 1
+                    reading[name] = int(call())
                 except pynvml.NVMLError as error:
-                    self.problem = f"NVML: {error}"
-            for name, call in extra.items():
-                with contextlib.suppress(pynvml.NVMLError):
-                    self.counts[name][int(call())] += 1
-            for hop, counter in self.hops.items():
-                if link := _link(hop):
-                    counter[link] += 1
-            self._done.wait(PERIOD_S)
-        self._note(replays())
+                    if name in calls:
+                        self._problem = f"NVML: {error}"
+            links = {hop: link for hop in self._hops if (link := _link(hop))}
+            with self._lock:
+                self._replays = reading.pop("pcie_replays", None)
+                if window is not None and window is self._open:  # else it ended while this was read
+                    if self._replays is not None:
+                        window.note({"pcie_replays": self._replays})
+                    window.add(reading, links)
+                    number += 1
+            time.sleep(PERIOD_S)
 
 
 def _link(bdf: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -116,3 +117,34 @@ def test_without_candidates_nothing_is_changed() -> None:
     outcome = searching.search(Simulated(0, {}, 0.02), [])
     assert outcome.verdict == "nothing"
     assert not outcome.kept
+
+
+class Scripted(Simulated):
+    """Rates as given, one a run, in place of simulated ones."""
+
+    def __init__(self, rates: Sequence[float]) -> None:
+        super().__init__(0, {}, 0.0, runs=len(rates))
+        self.rates = list(rates)
+
+    def run(self, changes: Sequence[Change], purpose: Purpose) -> Trial:
+        self.left -= 1
+        labels = tuple(searching.label(item) for item in changes)
+        return Trial(changes=labels, purpose=purpose, rate=self.rates.pop(0) if self.rates else 10.0)
+
+    def affords(self, runs: int, changes: Sequence[Change]) -> bool:
+        return self.left >= runs
+
+    def affords_confirmation(self, changes: Sequence[Change]) -> bool:
+        return self.left >= 2
+
+
+@pytest.mark.parametrize("rates", [[10.0, 12.0], [10.0, 20.0, 10.0, 9.0, 10.0, 11.0], [10.0, 12.0, 14.0, 9.0]])
+def test_no_change_is_dropped_with_an_interval_over_orders_of_magnitude(rates: list[float]) -> None:
+    outcome = searching.search(Scripted(rates), [Group(mechanism="sync", options=((change(3, "sync"),),))])
+    assert not outcome.kept
+    [dropped] = outcome.dropped
+    intervals = re.findall(r"\(([0-9.]+) to ([0-9.]+)\)", dropped.reason or "")
+    assert all(float(high) <= 11 * float(low) for low, high in intervals), dropped.reason
+    assert intervals or "no interval" in (dropped.reason or "")
+    if dropped.gain is not None:
+        assert dropped.gain.high <= 11 * dropped.gain.low

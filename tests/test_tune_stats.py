@@ -55,3 +55,20 @@ def test_decisions() -> None:
 def test_an_empty_arm_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one run"):
         stats.compare([], [1.0])
+
+
+def test_an_interval_that_bounds_nothing_is_not_told() -> None:
+    """One pair whose only repeat (of another configuration) was noisy: Student's t with one degree of freedom."""
+    noisy = stats.compare([10.0], [12.0], tests=20, repeats=[[10.0], [12.0], [9.0, 11.0]])
+    assert noisy.high > 1000
+    assert not noisy.bounded
+    assert noisy.text == "1.20x (one pair of runs, no interval)"
+    more = stats.compare([10.0, 30.0], [12.0], tests=20)
+    assert more.text == "0.69x (2 and 1 runs, no interval)"
+
+
+def test_an_interval_that_bounds_is_told() -> None:
+    clear = stats.compare([10.0, 10.1, 10.05], [13.0, 13.1, 13.05])
+    assert clear.bounded
+    assert clear.text == f"1.30x ({clear.low:.2f} to {clear.high:.2f})"
+    assert not stats.compare([10.0], [12.0]).bounded

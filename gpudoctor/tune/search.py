@@ -139,12 +139,14 @@ class Search:
         if decision != "better":
             self._drop(best, _why_not(comparison, decision))
             return
+        known = comparison.bounded
         gain = Gain(
-            low=round(comparison.low if comparison.baseline_runs > 1 else comparison.ratio, 3),
-            high=round(comparison.high if comparison.baseline_runs > 1 else comparison.ratio, 3),
+            low=round(comparison.low if known else comparison.ratio, 3),
+            high=round(comparison.high if known else comparison.ratio, 3),
             unit="x",
             basis="measured",
-            source=f"{comparison.baseline_runs} and {comparison.candidate_runs} runs of the group in the search",
+            source=f"{comparison.baseline_runs} and {comparison.candidate_runs} runs of the group in the search"
+            + ("" if known else ", too few for an interval"),
         )
         self.current = (*before, *(dataclasses.replace(change, gain=gain) for change in best))
         if len(group.units) > 1:
@@ -268,9 +270,8 @@ def _key(changes: Sequence[Change]) -> tuple[str, ...]:
 
 
 def _why_not(comparison: stats.Comparison, decision: stats.Decision) -> str:
-    measured = f"{comparison.ratio:.2f}x ({comparison.low:.2f} to {comparison.high:.2f})"
     if comparison.baseline_runs < 2:
-        return f"too few runs in the budget to tell: {comparison.ratio:.2f}x in one run each"
+        return f"too few runs in the budget to tell: {comparison.text}"
     if decision == "not better":
-        return f"gains nothing: {measured}"
-    return f"within the noise: {measured}, a gain has to exceed {comparison.threshold:.2f}x"
+        return f"gains nothing: {comparison.text}"
+    return f"within the noise: {comparison.text}, a gain has to exceed {comparison.threshold:.2f}x"

@@ -20,6 +20,8 @@ NOISE_FLOOR = 0.005
 ERROR_PROBABILITY = 0.05
 # Baseline repeats further apart than this say that something else used the machine.
 BUSY_SPREAD = 0.30
+# An interval that reaches over more than this factor bounds nothing: one or two noisy runs give it.
+WIDEST = 10.0
 
 Decision = Literal["better", "not better", "undecided"]
 
@@ -40,6 +42,20 @@ class Comparison:
     def threshold(self) -> float:
         """The ratio that a gain has to exceed: 1 + max(2 %, spread of equal runs)."""
         return 1 + max(MINIMUM_GAIN, self.spread)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the interval says anything about the ratio."""
+        return self.high <= WIDEST * self.low
+
+    @property
+    def text(self) -> str:
+        """The ratio with its interval, or with why there is none: 1.30x (1.10 to 1.54)."""
+        if self.bounded:
+            return f"{self.ratio:.2f}x ({self.low:.2f} to {self.high:.2f})"
+        runs = (self.baseline_runs, self.candidate_runs)
+        few = "one pair of runs" if runs == (1, 1) else f"{runs[0]} and {runs[1]} runs"
+        return f"{self.ratio:.2f}x ({few}, no interval)"
 
 
 def student_cdf(t: float, df: int) -> float:

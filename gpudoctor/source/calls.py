@@ -147,6 +147,9 @@ def decorated(it: Interpreter, node: ast.FunctionDef | ast.AsyncFunctionDef, val
         elif last in ("property", "staticmethod", "classmethod", "abstractmethod", "setter", "wraps", "contextmanager"):
             continue
         else:
+            found = it.scope.find(name.partition(".")[0])
+            if found is None or found.kind in (PROJECT, NAMED):
+                continue  # of another file: it wraps the function, which is what counts
             target = evaluate(it, decorator)
             if target.kind == FUNCTION:
                 given = Arguments([value], {}, [])
@@ -293,7 +296,7 @@ def _guards(it: Interpreter, function: Function, tag: str | None) -> list[heat.F
     """A function whose result is kept, a benchmark, a warm-up or an evaluation runs no training step, by its name."""
     name = function.name.rpartition(".")[2]
     found = ""
-    if tag == "cached":
+    if (name == "__init__" and function.cls is not None and looks_like_module(function.cls)) or tag == "cached":
         found = "cached"
     elif TIMING_NAME.search(name):
         found = "timing"

@@ -55,6 +55,8 @@ def conclude(it: Interpreter, result: Walked) -> None:
                 frame = decide.step_loop(candidate.frames, kind)
                 if frame is None:
                     continue
+                if _only_guessed(candidate, frame):
+                    continue
             final = _kind(it, candidate, kind, frame)
             if final is None:
                 continue
@@ -66,6 +68,14 @@ def conclude(it: Interpreter, result: Walked) -> None:
             result.sites.append((candidate.extra.get("standalone"), site))
     result.hot_loops += _hot_loops(it, decide)
     result.loaders += [pair for loader in it.loaders.values() if (pair := _loader(it, loader, decide)) is not None]
+
+
+def _only_guessed(candidate: Candidate, frame: Frame) -> bool:
+    """A function that nobody was seen to call, a loop that neither trains nor calls a model, and a device that is only
+    a variable: too little to say anything."""
+    value = candidate.value
+    certain = frame.trains or frame.iterates_loader or frame.models or not frame.is_loop
+    return candidate.extra.get("standalone") is not None and not certain and (value is None or value.device == MAYBE)
 
 
 def _names(candidate: Candidate) -> list[tuple[str, str]]:
@@ -122,7 +132,7 @@ def _copy_kind(candidate: Candidate, extra: dict[str, Any], frame: Frame | None)
 def _made_inside(candidate: Candidate, made_in: Frame | None, frame: Frame) -> bool:
     """Whether a tensor was made in the hot loop or in a loop inside it."""
     if made_in is None:
-        return frame.kind in (heat.HOOK, heat.ONE_STEP) and False
+        return False
     inside = candidate.frames[candidate.frames.index(frame) :]
     return made_in in inside or not any(made_in is f for f in candidate.frames)
 

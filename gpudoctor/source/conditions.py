@@ -73,6 +73,8 @@ def _bool_op(it: Interpreter, node: ast.BoolOp) -> Value:
     rares = [value.rare for value in found]
     one, other = ("rare", "common") if conjunction else ("common", "rare")
     rare = one if one in rares else other if all(r == other for r in rares) else None
+    if rare is None and conjunction and "common" in rares and all(v.device is None for v in found):
+        rare = "common"  # if step % 100 and not forced: return
     result = host(rare=rare)
     result.device = next((value.device for value in found if value.device), None)
     if all(value.const is not NO_CONST for value in found):

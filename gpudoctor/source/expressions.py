@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from gpudoctor.source import calls, conditions, loops, statements
 from gpudoctor.source import frames as heat
+from gpudoctor.source import tensors as tensor_ops
 from gpudoctor.source.evaluator import STEPS, evaluate
 from gpudoctor.source.interpreter import Interpreter, Scope
-from gpudoctor.source.names import COUNTER_NAME, HOST_ATTRIBUTES
+from gpudoctor.source.names import COUNTER_NAME, HOST_ATTRIBUTES, SETTINGS
 from gpudoctor.source.project import Function
 from gpudoctor.source.values import (
     ANY,
     BATCH,
     CPU,
-    DERIVED,
     DEVICE,
     FUNCTION,
     GPU,
@@ -84,9 +84,11 @@ def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     kind = base.kind
     if kind == TENSOR:
         if name == "device":
-            return Value(DEVICE, device=base.device or MAYBE, why=base.why or it.why(node))
+            return Value(DEVICE, device=base.device, why=base.why)
         if name in HOST_ATTRIBUTES:
             return NUMBER
+        if base.tag == "either":
+            return ANY
         return base.with_(mask=False, scalar=base.scalar and name in ("grad", "data"))
     if kind == INSTANCE:
         return calls.instance_attribute(it, base, name, node)
@@ -112,10 +114,17 @@ def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     if kind == LOADER:
         return ANY if name in ("dataset", "sampler", "batch_sampler") else NUMBER
     if kind == UNKNOWN and name == "device":
-        return Value(DEVICE, device=MAYBE, why=it.why(node))
+        place = MAYBE if _is_setting(node) else None  # args.device is chosen by a user, x.device only follows x
+        return Value(DEVICE, device=place, why=it.why(node) if place else None)
     if kind == "class":
         return calls.class_attribute(it, base, name)
     return ANY
+
+
+def _is_setting(node: ast.expr) -> bool:
+    owner = node.value if isinstance(node, ast.Attribute) else None
+    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    return name in SETTINGS
 
 
 def _object_attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
@@ -258,9 +267,7 @@ def operate(it: Interpreter, node: ast.AST, op: ast.operator, left: Value, right
             it.work()
         result = tensor(device, why, mask=bitwise and any(masks), scalar=scalar)
         if device in (CPU, None):
-            result.origin, result.frame = DERIVED, it.loop()
-            if any(value.origin == BATCH for value in tensors):
-                result.origin = BATCH
+            result.origin, result.frame = tensor_ops.origin_of(tensors), it.loop()
         return result
     if left.kind == SEQUENCE and isinstance(op, (ast.Add, ast.Mult)):
         if isinstance(op, ast.Mult):

@@ -104,7 +104,7 @@ def read_source(path: str, subject: str) -> SourceText:
     """The text of a file in the encoding that it declares. UnreadableError says in one line what is wrong."""
     try:
         if not Path(path).is_file():
-            why = "there is no such file" if not os.path.lexists(path) else "it is no regular file"
+            why = "there is no such file" if not Path(path).exists() else "it is no regular file"
             raise UnreadableError(why)
         size = Path(path).stat().st_size
         if size > MAX_BYTES:

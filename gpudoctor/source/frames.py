@@ -144,7 +144,7 @@ class Heat:
             return frame.work > 0
         if frame.elements is not None:
             return frame.elements == "comprehension" and frame.models > 0
-        return frame.models > 0 or (frame.copies > 0 and frame.work > 0)
+        return frame.models > 0 or (frame.name == "batches" and frame.copies > 0 and frame.work > 0)
 
     def _harness(self, frame: Frame) -> bool:
         """A loop that only measures: it reads a clock and trains nothing."""

@@ -43,6 +43,9 @@ INSTANCE_ATTRIBUTES = frozenset(
 _HOST_ANNOTATIONS = frozenset(
     ["int", "float", "str", "bool", "Path", "dict", "Dict", "argparse.Namespace", "Namespace"]
 )
+_NO_RESULTS = (
+    "is_", "has_", "get_", "set_", "build_", "make_", "create_", "load_", "save_", "check_", "count_", "num_",
+)  # fmt: skip
 _NOT_A_MODEL = (
     "name",
     "path",
@@ -120,6 +123,8 @@ def unknown_call(it: Interpreter, given: Arguments, node: ast.Call) -> Value:
         del parameters
         return optimizer
     name = (dotted(node.func) or "").rpartition(".")[2]
+    if name.startswith(_NO_RESULTS):
+        return ANY
     if gpu is not None and (LOSS_NAME.search(name) or (MODEL_NAME.search(name) and not name.endswith(_NOT_A_MODEL))):
         it.work(models=1)
         result = tensor(gpu.device, gpu.why)

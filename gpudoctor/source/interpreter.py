@@ -12,10 +12,17 @@ from gpudoctor.source.frames import Call, Candidate, Frame
 from gpudoctor.source.project import Function, Module, Project
 from gpudoctor.source.values import CPU, GPU, MAYBE, TENSOR, Thing, Value, Why
 
-MAX_CALLS = 3000  # calls of functions that one walk follows
-MAX_MODULES = 60  # modules of the project that one walk looks into
+MAX_CALLS = 2000  # calls of functions that one walk follows from the code of the file itself
+ALONE_CALLS = 150  # and from a function that nobody was seen to call
+MAX_STATEMENTS = 30_000  # statements that one walk passes, repeated ones counted
+MAX_MODULES = 60  # modules of the project that a walk looks into from a script
+LIBRARY_MODULES = 10  # and from a file that only defines things
 MAX_DEPTH = 14  # open calls
 MAX_CANDIDATES = 5000
+
+
+# Only a tensor can be asked for these; of what may be a model nothing else counts as a read.
+EXPLICIT = frozenset(["item", "tolist", "float", "int", "cpu", "numpy"])
 
 
 class Scope:
@@ -70,6 +77,8 @@ class Interpreter:
         self.memo: dict[Any, Value] = {}
         self.count = 0
         self.most = MAX_CALLS
+        self.most_modules = MAX_MODULES
+        self.steps = MAX_STATEMENTS + len(module.lines)  # statements that may still be walked
         self.no_grad = 0
         self.default_device: Value | None = None
         self.synchronised = 0  # how many waits were seen so far
@@ -103,9 +112,9 @@ class Interpreter:
         return Why(text or self.module.text_of(node), self.site(node))
 
     def loop(self) -> Frame | None:
-        """The innermost loop."""
+        """The innermost loop, or method that a framework calls in each step."""
         for frame in reversed(self.frames):
-            if frame.is_loop:
+            if frame.counts_steps:
                 return frame
         return None
 
@@ -204,6 +213,8 @@ class Interpreter:
         self, node: ast.AST, operation: str, value: Value, *, kind: str = "host-read", line: int | None = None
     ) -> None:
         """The host takes the value: it waits for a GPU tensor, and finds nonsense in a copy that is still running."""
+        if value.tag == "either" and operation not in EXPLICIT:
+            return
         if value.kind == TENSOR and value.device == CPU:
             self.touch(node, value)
         elif value.kind == TENSOR:

@@ -34,7 +34,7 @@ def scan(it: Interpreter, module: Module) -> None:
     text = module.source.text
     if any(word in text for word in _GONE):
         _imports(it, module)
-    if "stream(" in text or "StreamContext(" in text:
+    if "cuda.stream(" in text or "with stream(" in text or "StreamContext(" in text:
         for scope in _scopes(module):
             _streams(it, module, scope)
     if len(it.indices) > 1 or "cuda:1" in text or ".cuda(1)" in text:

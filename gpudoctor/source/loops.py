@@ -40,6 +40,8 @@ def iterable(it: Interpreter, value: Value, node: ast.expr) -> Value:
         result = sequence(_batch(value), tag="loader")
         result.ref = value.ref
         return result
+    if value.kind == SEQUENCE and (isinstance(value.elements, dict) or value.tag in ("dict", "state")):
+        return sequence(host(), tag="items")
     if value.kind == SEQUENCE:
         one = element(value)
         if value.tag is None and one.kind == TENSOR and one.device in (CPU, None):
@@ -154,6 +156,8 @@ def _loop(
             frame.elements = value.tag
         frame.times = _times(node.iter)
         one = element(value)
+        if _is_batch(one):
+            frame.name = "batches"
         if one.kind == TENSOR and one.device in (CPU, None):
             one = one.with_(frame=frame)
         before = dict(it.scope.names)
@@ -164,6 +168,14 @@ def _loop(
             statements.assign(it, node.target, one)
             statements.run(it, body)
         it.scope.names = statements.join_names(before, it.scope.names)
+
+
+def _is_batch(value: Value) -> bool:
+    """A CPU tensor of a list, or a tuple that holds one."""
+    if value.kind == SEQUENCE:
+        inside = value.elements
+        return isinstance(inside, list) and any(_is_batch(part) for part in inside)
+    return value.kind == TENSOR and value.origin == BATCH
 
 
 def _times(node: ast.expr) -> int | None:
@@ -236,7 +248,7 @@ def comprehension(it: Interpreter, node: Comprehension) -> Value:
                 conditions.narrow(it, test, true=True)
         if isinstance(node, ast.DictComp):
             evaluate(it, node.key)
-            return sequence(evaluate(it, node.value))
+            return sequence(evaluate(it, node.value), tag="dict")
         return sequence(evaluate(it, node.elt), tag=tag)
     finally:
         for _ in range(opened):

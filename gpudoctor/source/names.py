@@ -15,6 +15,11 @@ class Words:
         self.search = functools.lru_cache(maxsize=8192)(lambda text: compiled.search(text) is not None)
 
 
+# Names of what holds the options of a program.
+SETTINGS = frozenset(
+    ["args", "cfg", "config", "conf", "opt", "opts", "hparams", "params", "flags", "FLAGS", "settings", "trainer"]
+)
+
 # Tensor attributes that are known on the host.
 HOST_ATTRIBUTES = frozenset(
     [

@@ -143,16 +143,20 @@ class Project:
             self._modules.move_to_end(path)
             return known
         source = read_source(path, subject_of(path, self.cwd))
+        self._make_room(len(source.text))
         module = parse(source)
         self._modules[path] = module
         self._bytes += len(source.text)
-        while self._bytes > _KEPT_BYTES and len(self._modules) > 1:
-            # what many files import stays; of the others the oldest goes
-            least = min(islice(self._modules, len(self._modules) - 1), key=lambda name: self._modules[name].uses)
+        return module
+
+    def _make_room(self, size: int) -> None:
+        """Before the next tree is made: what many files import stays, of the others the oldest goes."""
+        while self._modules and self._bytes + size > _KEPT_BYTES:
+            last = len(self._modules) - (1 if len(self._modules) > 1 else 0)
+            least = min(islice(self._modules, last), key=lambda name: self._modules[name].uses)
             old = self._modules.pop(least)
             self._bytes -= len(old.source.text)
             old.forget()
-        return module
 
     def clear(self) -> None:
         for module in self._modules.values():
@@ -162,7 +166,7 @@ class Project:
 
     def find(self, importer: Module, name: str, level: int) -> Module | None:
         """The module of the project that an import names, or None: a package outside, or not to be read."""
-        path = self._path(importer, name, level)
+        path = self.path(importer, name, level)
         if path is None:
             return None
         try:
@@ -170,7 +174,14 @@ class Project:
         except (UnreadableError, SyntaxProblemError):
             return None  # it is reported where it is scanned itself
 
-    def _path(self, importer: Module, name: str, level: int) -> str | None:
+    def in_package(self, module: Module) -> bool:
+        return bool(self._package(module.folder)[1])
+
+    def near(self, importer: Module, name: str, level: int) -> bool:
+        """Whether an import names a module of the project, without reading it."""
+        return self.path(importer, name, level) is not None
+
+    def path(self, importer: Module, name: str, level: int) -> str | None:
         folder = importer.folder
         key = (folder + "\0" * level, name)
         if key not in self._found:
@@ -194,6 +205,8 @@ class Project:
         else:
             near = [folder]
         for where in [*near, *self.roots, self.cwd]:
+            if "site-packages" in where and where != folder:
+                continue
             found = _module_file(where, name)
             if found is not None:
                 return found

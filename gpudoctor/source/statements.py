@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from gpudoctor.source import calls, conditions, expressions, loops
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
-from gpudoctor.source.interpreter import MAX_MODULES, Interpreter, Scope
+from gpudoctor.source.interpreter import Interpreter, Scope
 from gpudoctor.source.names import OPTIMIZER_NAME
 from gpudoctor.source.project import Class, Function, Module, dotted
 from gpudoctor.source.values import (
@@ -31,18 +31,22 @@ from gpudoctor.source.values import (
 )
 
 _MOST_STARS = 8
+_DEEPEST_IMPORT = 10
 END = frozenset({"return", "raise", "break", "continue"})
 
 
 def run(it: Interpreter, body: Sequence[ast.stmt]) -> str | None:
     """Walk a block. Returns how it ends when it never reaches its end: return, raise, break or continue."""
     pushed = 0
+    if it.steps < 0:
+        return None
     try:
         for statement in body:
             step = _STEPS.get(type(statement))
             if step is None:
                 continue
             it.statement = _span(statement)
+            it.steps -= 1
             ended = step(it, statement)
             if ended in END:
                 return ended
@@ -376,14 +380,18 @@ def _imported(it: Interpreter, name: str, level: int) -> Value:
     return value
 
 
-def resolve(it: Interpreter, value: Value) -> Value:
+def resolve(it: Interpreter, value: Value, depth: int = 0) -> Value:
     """What an import stands for: a module or a definition of the project, or a name of a package outside."""
+    if depth > _DEEPEST_IMPORT:  # modules that import the name from each other
+        return ANY
     if value.kind == LAZY:
         return _late(it, value)
     if value.kind != PROJECT or value.ref is None or isinstance(value.ref, Scope):
         return value
     importer, level = value.ref
     name, wanted = value.name or "", value.tag
+    if len(it.scopes) >= it.most_modules and not _is_known(it, importer, name, level):
+        return ANY if it.project.near(importer, name, level) else named(f"{name}.{wanted}" if wanted else name)
     if wanted is not None:
         inner = it.project.find(importer, f"{name}.{wanted}" if name else wanted, level)
         module = it.project.find(importer, name, level)
@@ -391,7 +399,7 @@ def resolve(it: Interpreter, value: Value) -> Value:
             scope = module_scope(it, module)
             found = scope.names.get(wanted) or starred(it, scope, wanted)
             if found is not None:
-                return resolve(it, found)
+                return resolve(it, found, depth + 1)
         if inner is not None:
             return _module_value(it, inner)
         if module is not None:
@@ -399,6 +407,11 @@ def resolve(it: Interpreter, value: Value) -> Value:
         return named(f"{name}.{wanted}" if name else wanted)
     module = it.project.find(importer, name, level)
     return _module_value(it, module) if module is not None else named(name)
+
+
+def _is_known(it: Interpreter, importer: Module, name: str, level: int) -> bool:
+    path = it.project.path(importer, name, level)
+    return path is not None and path in it.scopes
 
 
 def _late(it: Interpreter, value: Value) -> Value:
@@ -422,7 +435,7 @@ def starred(it: Interpreter, scope: Scope, name: str, depth: int = 0) -> Value |
     if depth > 1 or len(scope.stars) > _MOST_STARS:
         return None
     for base, level in scope.stars:
-        module = it.project.find(scope.module, base, level) if len(it.scopes) < MAX_MODULES else None
+        module = it.project.find(scope.module, base, level) if len(it.scopes) < it.most_modules else None
         if module is not None and module is not scope.module:
             inner = module_scope(it, module)
             found = inner.names.get(name) or (starred(it, inner, name, depth + 1) if inner.stars else None)

@@ -62,6 +62,8 @@ def method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.
         return special(it, base, name, given, node)
     if name in HOST_METHODS:
         return sequence(host()) if name == "keys" else NUMBER
+    if base.tag == "either" and name not in REDUCTIONS | MASKS | SAME_TENSOR:
+        return ANY
     return operation(it, name, [base, *given.all()], given, node, base)
 
 
@@ -124,10 +126,17 @@ def operation(
         result.mask = True
     if device in (CPU, None):
         result.frame = it.loop()
-        result.origin = BATCH if any(value.origin == BATCH for value in tensors) else DERIVED
+        result.origin = origin_of(tensors)
         result.ref = next((v.ref for v in tensors if v.ref is not None), None)
         result.pinned = False if device == CPU and all(v.pinned is False for v in tensors) else None
     return result
+
+
+def origin_of(tensors: list[Value]) -> str:
+    """Where the data of a computed CPU tensor comes from."""
+    if any(value.origin == BATCH for value in tensors):
+        return BATCH
+    return FRESH if tensors and all(value.origin == FRESH for value in tensors) else DERIVED
 
 
 def _hidden(it: Interpreter, name: str, given: Arguments, node: ast.Call, value: Value) -> None:
@@ -287,7 +296,7 @@ def target_of(it: Interpreter, given: Arguments, node: ast.Call) -> Value | None
 def as_device(it: Interpreter, value: Value, expression: ast.expr | None, node: ast.AST) -> Value | None:
     """A value as DEVICE; None for what is a dtype."""
     if value.kind == DEVICE:
-        return value if value.why is not None else Value(DEVICE, device=value.device, why=it.why(node))
+        return value if value.why is not None or value.device is None else value.with_(why=it.why(node))
     if value.kind == HOST and value.const is not NO_CONST:
         if isinstance(value.const, bool) or value.const is None:
             return None
@@ -296,7 +305,7 @@ def as_device(it: Interpreter, value: Value, expression: ast.expr | None, node: 
             it.indices.add(value.const)
         return Value(DEVICE, device=place, why=it.why(node))
     if value.kind == TENSOR:
-        return Value(DEVICE, device=value.device or MAYBE, why=value.why or it.why(node))
+        return Value(DEVICE, device=value.device, why=value.why)
     if value.kind == "named":
         name = value.name or ""
         return (
@@ -348,7 +357,7 @@ def copy_to_device(
     if base.kind != TENSOR:
         if target.device in (GPU, MAYBE):
             it.work(copies=1)
-        return result
+        return result.with_(tag="either")  # a tensor, a dict of them, or a model
     if base.on_gpu:
         return result if target.device == GPU else base
     if base.device == CPU or base.origin == BATCH:

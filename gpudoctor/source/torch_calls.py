@@ -146,7 +146,8 @@ def factory(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Val
     if it.in_worker is not None and device == GPU:
         it.in_worker.append((node, it.scope.function))
     if device in (GPU, MAYBE):
-        it.work()
+        if last not in FROM_HOST_DATA:
+            it.work()
         it.saw_gpu(result)
         if last in FROM_HOST_DATA and data is not None and not data.on_gpu:
             it.note("built-on-host", node, f"torch.{last}", result, made_in=it.loop(), data=data.kind)
@@ -278,7 +279,8 @@ def _fsdp(it: Interpreter, given: Arguments, node: ast.Call) -> Value:
     it.distributed = True
     inner = given.values[0] if given.values else given.named.get("module", ANY)
     policy = given.get(4, "auto_wrap_policy")
-    if policy is None or policy.const is None:
+    spread = any(keyword.arg is None for keyword in node.keywords)  # **kwargs may hold it
+    if (policy is None or policy.const is None) and not spread:
         it.note("fsdp-one-unit", node, "FullyShardedDataParallel", None, wraps=id(inner.ref))
     value = inner if inner.kind == INSTANCE else packages.model(it, "torch.distributed.fsdp", given, node)
     value.ref.move(GPU, it.why(node))

@@ -194,6 +194,9 @@ def join(first: Value, second: Value) -> Value:
     if first is second:
         return first
     if first.kind != second.kind:
+        for one, other in ((first, second), (second, first)):
+            if one.kind == HOST and isinstance(one.const, str) and other.kind == TENSOR:
+                return ANY
         return first if _ORDER[first.kind] >= _ORDER[second.kind] else second
     if first.kind == HOST:
         return _join_hosts(first, second)
@@ -234,4 +237,12 @@ def _join_sequences(first: Value, second: Value) -> Value:
         return second
     if two in ([], {}):
         return first
+    if _mixed(one) or _mixed(two):
+        return first.with_(elements=ANY)  # (name, tensor) beside something of another form: neither is known
     return first.with_(elements=join(element(first), element(second)))
+
+
+def _mixed(elements: Any, depth: int = 0) -> bool:
+    if isinstance(elements, Value):
+        return elements.kind == SEQUENCE and depth < 4 and _mixed(elements.elements, depth + 1)
+    return isinstance(elements, list) and len({value.kind for value in elements}) > 1

@@ -11,7 +11,7 @@ from gpudoctor.model import SourceLoader, SourceSite
 from gpudoctor.source import calls, guess, lexical, statements, workers
 from gpudoctor.source import frames as heat
 from gpudoctor.source.conclude import conclude
-from gpudoctor.source.interpreter import MAX_CALLS, Interpreter, Scope
+from gpudoctor.source.interpreter import ALONE_CALLS, LIBRARY_MODULES, Interpreter, Scope
 from gpudoctor.source.names import (
     EVALUATION_NAME,
     LIGHTNING_BASES,
@@ -31,8 +31,13 @@ _INIT_CALLS = 60  # calls that are followed to learn the attributes of an object
 _RELEVANT = ("torch", "lightning", "accelerate", "transformers", "vllm")
 _EVIDENCE = ("cuda", "ccelerator", "abric.", "eepspeed", "set_default_device")
 _HOOKED = ("Trainer", "ightning", "training_step")  # a framework moves the data
+# x.to(device) and device=self.device name a place; device=x.device only follows another tensor.
+_OWNER = (
+    r"(?:(?:self|args|cfg|config|conf|opt|opts|hparams|params|flags|FLAGS|accelerator|trainer|model|ctx|settings)\.)*"
+)
 _MOVED = re.compile(
-    r"\.to\(\s*(?:device\s*=\s*)?(?:\w+\.)*\w*(?:device|dev|rank|gpu)\b|\bdevice\s*=\s*(?:\w+\.)*(?:device|dev)\b"
+    rf"\.to\(\s*(?:device\s*=\s*)?{_OWNER}_?(?:device|dev|local_rank|rank|gpu|gpu_id|DEVICE)\b|"
+    rf"\bdevice\s*=\s*{_OWNER}_?(?:device|dev|DEVICE)\b(?!\.)"
 )
 _LOOP = re.compile(r"(?m)^[ \t]*(?:async[ \t]+)?(?:for|while)\b")
 # At the top of a module that only defines things, these are looked at all the same.
@@ -75,9 +80,10 @@ def walk(project: Project, module: Module) -> Walked:
 
 def _walk(it: Interpreter, module: Module, result: Walked) -> None:
     text = module.source.text
-    if _is_script(module):
+    if _is_script(it.project, module):
         statements.module_scope(it, module)
     else:
+        it.most_modules = LIBRARY_MODULES
         statements.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
     if _has_evidence(text) or any(word in text for word in _HOOKED):
         _alone(it, module)
@@ -149,12 +155,14 @@ def _class_has_evidence(module: Module, node: ast.ClassDef) -> bool:
     return known
 
 
-def _is_script(module: Module) -> bool:
-    """Whether the module does something when it runs, besides defining things."""
+def _is_script(project: Project, module: Module) -> bool:
+    """Whether the module does something when it runs, besides defining things. Calls at the top of a module of a
+    package register what it defines."""
+    in_package = project.in_package(module)
     for node in module.tree.body:
-        if isinstance(node, (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AugAssign)):
+        if not in_package and isinstance(node, (ast.For, ast.While, ast.With, ast.AsyncFor, ast.AugAssign)):
             return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        if not in_package and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             return True
         if isinstance(node, ast.If) and "__main__" in module.text_of(node.test):
             return True
@@ -189,6 +197,7 @@ def _walk_alone(it: Interpreter, module: Module, function: Function) -> None:
     saved = it.module, it.scope
     it.module, it.scope = module, scope
     it.standalone = (module.source.path, function.name)
+    it.most = it.count + ALONE_CALLS
     try:
         framework = _hook(it, function, scope)
         this = _instance(it, function, scope, framework)
@@ -242,9 +251,9 @@ def _instance(it: Interpreter, function: Function, scope: Scope, framework: str 
         given = calls.Arguments([], {}, [])
         if init is not None:
             given = _hints(it, init[0], skip_first=True)
-        it.most = min(MAX_CALLS, it.count + _INIT_CALLS)
+        it.most = it.count + _INIT_CALLS
         calls.initialise(it, value, given, function.node)
-        it.most = MAX_CALLS
+        it.most = it.count + ALONE_CALLS
     else:
         value.ref = thing
     if framework is not None and value.ref.is_module and value.ref.device is None:

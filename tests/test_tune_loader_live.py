@@ -46,8 +46,8 @@ def codes(envelope: Envelope) -> dict[str, str]:
 def trials(name: str, *workers: int, hang_s: float = 20.0) -> list[LoaderTrial]:
     """Short trials of one dataset, with these numbers of workers, each row followed."""
     with Candidates([target_command(f"events.py:{name}", {})], cwd=SCRIPTS) as candidates:
-        hello = candidates.connect(60)[0]
-        runner = LiveRunner(candidates, deadline=time.monotonic() + 60, start_method=hello["start_method"])
+        hello = candidates.connect(180)[0]
+        runner = LiveRunner(candidates, deadline=time.monotonic() + 120, start_method=hello["start_method"])
         runner.follow, runner.hang_least_s, runner.least_epochs = True, hang_s, 1
         return [runner.trial(Setting(workers=count), 0.1, "ladder") for count in workers]
 
@@ -114,7 +114,7 @@ def test_causes_that_a_trial_or_a_look_shows(name: str, wanted: dict[str, str]) 
 @pytest.mark.parametrize(("name", "words"), [("ragged", "equal size"), ("raises", "row 37 is broken"), ("empty", "")])
 def test_preflight(name: str, words: str) -> None:
     with Candidates([target_command(f"events.py:{name}", {})], cwd=SCRIPTS) as candidates:
-        candidates.connect(60)
+        candidates.connect(180)
         request = {"do": "preflight", "seconds": 2.0, "deadline_s": 20.0, "hang_s": 10.0}
         found = read_preflight(candidates.ask(request, deadline_s=30)[0])
     assert words in (found.fault.text if found.fault else "")

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpudoctor.model import Gain, Limit, LoaderChoice, LoaderFault, LoaderTrial
+from gpudoctor.tune.loader.live import foreign_cpu
 from gpudoctor.tune.loader.search import MINIMUM_GAIN, Outcome, Ratio, Setting
 
 if TYPE_CHECKING:
     from gpudoctor.tune.loader.session import Session
 
 BUSY_NOISE = 0.18  # of one trial: nothing but a clear difference can be told then
+BUSY_SHARE = 0.3  # of the CPUs, kept busy by others during the median trial: the same
 CLEAR = 1.25  # a gain that even a busy host does not fake, when its whole interval lies above
 WIDE = 1.5  # high over low of an interval that tells nothing
 REACHED = 0.95  # of what the step can use: its wait is then about 5 %
@@ -71,7 +73,7 @@ def verdict(session: Session) -> Judgement:
     best = _with_variants(rows)
     present = session.present()
     ratio = rows.over_present
-    busy = rows.noise >= BUSY_NOISE
+    busy = rows.noise >= BUSY_NOISE or _others(session) > BUSY_SHARE
     choice = _choice(session, best, rows)
     reached = _reaches(session, present)
     if present is None:
@@ -297,9 +299,13 @@ def _clear(ratio: Ratio) -> bool:
     return ratio.low > CLEAR
 
 
-def _busy(session: Session, rows: Outcome) -> str:
-    from gpudoctor.tune.loader.live import foreign_cpu
+def _others(session: Session) -> float:
+    """The share of our CPUs that other processes keep busy; 0 where it is unknown."""
+    foreign = foreign_cpu(_trials(session))
+    return (foreign or 0.0) / max(1.0, float(session.hello.get("cpus") or 1))
 
+
+def _busy(session: Session, rows: Outcome) -> str:
     foreign = foreign_cpu(_trials(session))
     beside = f"; other processes keep {foreign:.1f} CPUs busy" if foreign is not None and foreign > 0.3 else ""
     return f"host busy: one trial differs from the next by {rows.noise:.0%}{beside}"

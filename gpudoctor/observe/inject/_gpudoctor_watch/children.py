@@ -283,13 +283,19 @@ def _tail(path):
 
 
 def _busy_s():
-    """CPU seconds that the machine has been busy, all CPUs together."""
+    """CPU seconds that the CPUs on which this process may run have been busy."""
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
     try:
         with open("/proc/stat", encoding="ascii") as file:
-            values = [int(part) for part in file.readline().split()[1:9]]
+            for row in file:
+                name, *fields = row.split()
+                if name in own:
+                    values = [int(field) for field in fields[:8]]
+                    ticks += sum(values) - values[3] - values[4]
     except (OSError, ValueError, IndexError):
         return None
-    return (sum(values) - values[3] - values[4]) / os.sysconf("SC_CLK_TCK")
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _own_cpu_s():

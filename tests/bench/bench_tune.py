@@ -1,7 +1,7 @@
 """What tune reaches on slow scripts, and how often it keeps something where nothing is to be won.
 
     python tests/bench/bench_tune.py slow [NAME...] [--folder DIR] [--budget 60] [--rounds 3] [--save FILE]
-    python tests/bench/bench_tune.py false-keeps [--count 40] [--budget 90] [--save FILE]
+    python tests/bench/bench_tune.py false-keeps [--first 0] [--count 40] [--budget 90] [--save FILE]
 
 slow: tunes a copy of NAME/slow.py (default: every folder of tests/bench/slow, or of DIR), applies the patch, and runs
 slow, tuned and expert in alternation, unwatched, on the same machine; the rate is what the scripts print themselves.
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=SLOW)
     parser.add_argument("--budget", type=float)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first of --count scripts")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> None:
         results = [slow(options.folder / name, options.budget or 60.0, options.rounds) for name in names]
         summarise(results)
     else:
-        results = [control(seed, options.budget or 90.0) for seed in range(options.count)]
+        results = [control(seed, options.budget or 90.0) for seed in range(options.first, options.first + options.count)]
         changed = [result for result in results if result["kept"]]
         print(f"{len(changed)} of {len(results)} tunes kept a change")
     if options.save:
@@ -79,7 +80,8 @@ def environment() -> dict[str, str]:
 
 
 def on_gpu() -> bool:
-    return Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return not hidden and (Path("/dev/nvidia0").exists() or Path("/dev/nvidiactl").exists())
 
 
 def command(name: str, script: str) -> list[str]:

@@ -141,11 +141,11 @@ def _top_width(box: Drawing) -> int:
 
 
 def _level(line: list[Placed]) -> int:
-    """Boxes of one row end at the same height."""
-    tall = max((one.height for one in line), default=0)
-    for one in line:
-        one.height = tall
-    return tall
+    """Boxes of one row end at the same height: those with boxes inside, and apart from them those without."""
+    for group in ([one for one in line if one.children], [one for one in line if not one.children]):
+        for one in group:
+            one.height = max(other.height for other in group)
+    return max((one.height for one in line), default=0)
 
 
 def _folded(lines: Sequence[Line], room: int) -> list[Line]:

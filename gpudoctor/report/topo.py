@@ -159,7 +159,7 @@ def _pair_name(a: str, b: str, style: Style) -> str:
 def _matrix(case: Case, style: Style, findings: Sequence[Finding]) -> list[str]:
     keys = [f"gpu:{gpu.index}" for gpu in case.gpus] + [f"nic:{nic.name}" for nic in case.nics]
     labels = [f"GPU{gpu.index}" for gpu in case.gpus] + [f"NIC{index}" for index in range(len(case.nics))]
-    marked = {finding.subject for finding in findings}
+    marked = {finding.subject for finding in findings if finding.severity != "info"}  # as in the picture
     cells = [[_cell(case, row, column, marked) for column in keys] for row in keys]
     table = [[label, *(row[index] for row in cells)] for index, label in enumerate(labels)]
     for row in table[: len(case.gpus)]:

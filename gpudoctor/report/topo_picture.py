@@ -239,7 +239,8 @@ def footer(case: Case) -> list[Line]:
         words.setdefault(pair.p2p_read, []).append(pair)
     if len(words) == 1 and between:
         (status,) = words
-        lines.append(Line(f"P2P {status} for every pair", "good" if status == "OK" else "warn"))
+        which = "every pair of those that answer" if any(gpu.lost for gpu in case.gpus) else "every pair"
+        lines.append(Line(f"P2P {status} for {which}", "good" if status == "OK" else "warn"))
     else:
         for status, pairs in words.items():
             names = " ".join(f"GPU{pair.a[4:]}-GPU{pair.b[4:]}" for pair in pairs[:12])

@@ -11,7 +11,7 @@ from gpudoctor.source import loaders
 from gpudoctor.source.frames import Candidate, Frame, Heat
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.later_use import later_uses
-from gpudoctor.source.project import Module
+from gpudoctor.source.project import Module, dotted
 from gpudoctor.source.values import BATCH, FRESH, MAYBE, Why
 
 if TYPE_CHECKING:
@@ -123,7 +123,10 @@ def _copy_kind(candidate: Candidate, extra: dict[str, Any], frame: Frame | None)
     if non_blocking is None or (non_blocking and pinned is not False):
         return None
     if frame is not None and extra["origin"] != BATCH and not _made_inside(candidate, extra["made_in"], frame):
-        return "constant-to-device"
+        again = _assigned_again(candidate, frame)
+        if again == "moved":
+            return None
+        return "copy-to-device" if again else "constant-to-device"
     if extra["origin"] == FRESH:
         return "built-on-host"
     return "copy-to-device"
@@ -135,6 +138,45 @@ def _made_inside(candidate: Candidate, made_in: Frame | None, frame: Frame) -> b
         return False
     inside = candidate.frames[candidate.frames.index(frame) :]
     return made_in in inside or not any(made_in is f for f in candidate.frames)
+
+
+def _assigned_again(candidate: Candidate, frame: Frame) -> str | None:
+    """Whether what is copied gets another value on the way round ("new"), or only itself, moved ("moved": then the
+    first round copies and no other)."""
+    func = getattr(candidate.node, "func", None)
+    name = dotted(func.value) if isinstance(func, ast.Attribute) else None
+    if name is None:
+        return None
+    round_ = _around(candidate, frame)
+    if round_ is None or ("." not in name and not isinstance(round_, (ast.For, ast.AsyncFor, ast.While))):
+        return None  # a local name begins anew in each call
+    values = [
+        node.value
+        for node in ast.walk(round_)
+        if isinstance(node, ast.Assign) and any(dotted(target) == name for target in node.targets)
+    ]
+    if any(not _moves(value, name) for value in values):
+        return "new"
+    return "moved" if values else None
+
+
+def _around(candidate: Candidate, frame: Frame) -> ast.AST | None:
+    """The hot loop itself where the line stands in it, else the innermost function around the line."""
+    found: ast.AST | None = None
+    for node in ast.walk(candidate.module.tree):
+        if not isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if node.lineno <= candidate.line <= (node.end_lineno or node.lineno):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                found = node
+            elif frame.module is candidate.module and frame.line == node.lineno:
+                return node
+    return found
+
+
+def _moves(value: ast.expr, name: str) -> bool:
+    """``x.to(device)`` of x itself."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and dotted(value.func.value) == name
 
 
 def _site(

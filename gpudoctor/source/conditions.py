@@ -7,7 +7,7 @@ import ast
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter
-from gpudoctor.source.names import ACCUMULATION_NAME, DEBUG_NAME, RARE_NAME
+from gpudoctor.source.names import ACCUMULATION_NAME, DEBUG_NAME, OTHER_DEVICE, RARE_NAME
 from gpudoctor.source.project import dotted
 from gpudoctor.source.values import HOST, NO_CONST, TENSOR, UNKNOWN, Value, host, sequence, tensor
 
@@ -50,7 +50,7 @@ def _by_name(node: ast.expr) -> str | None:
     name = dotted(target)
     if name is None or ACCUMULATION_NAME.search(name):
         return None
-    return "rare" if DEBUG_NAME.search(name) or RARE_NAME.search(name) else None
+    return "rare" if any(words.search(name) for words in (DEBUG_NAME, RARE_NAME, OTHER_DEVICE)) else None
 
 
 def _bool_op(it: Interpreter, node: ast.BoolOp) -> Value:

@@ -11,8 +11,8 @@ from gpudoctor.source import frames as heat
 from gpudoctor.source import tensors as tensor_ops
 from gpudoctor.source.evaluator import STEPS, evaluate
 from gpudoctor.source.interpreter import Interpreter, Scope
-from gpudoctor.source.names import COUNTER_NAME, HOST_ATTRIBUTES, SETTINGS
-from gpudoctor.source.project import Function
+from gpudoctor.source.names import COUNTER_NAME, HOST_ATTRIBUTES, OTHER_DEVICE_TYPE, SETTINGS
+from gpudoctor.source.project import Function, dotted
 from gpudoctor.source.values import (
     ANY,
     BATCH,
@@ -348,6 +348,10 @@ def _host_comparison(node: ast.Compare, values: list[Value]) -> Value:
 
 
 def _rarity(node: ast.Compare, op: ast.cmpop, left: Value, right: Value) -> str | None:
+    if _is_other_device(node.comparators[0], right):  # if device.type == "xpu"
+        return "rare" if isinstance(op, (ast.Eq, ast.Is, ast.In)) else "common"
+    if isinstance(op, ast.Eq) and right.const is NO_CONST and _is_length(node.left):
+        return "rare"  # a list has grown to a limit that is set elsewhere
     tag = left.tag
     if tag is None and right.tag in ("modulo", "counter"):
         tag, left, right = right.tag, right, left
@@ -364,9 +368,19 @@ def _rarity(node: ast.Compare, op: ast.cmpop, left: Value, right: Value) -> str 
     return None
 
 
-def _is_counter(node: ast.expr) -> bool:
-    from gpudoctor.source.project import dotted
+def _is_other_device(node: ast.expr, value: Value) -> bool:
+    """Whether a comparison is with an accelerator that is no CUDA device, or with several of them."""
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+        return bool(node.elts) and all(_is_other_device(part, ANY) for part in node.elts)
+    name = node.value if isinstance(node, ast.Constant) else value.const
+    return OTHER_DEVICE_TYPE.search(name if isinstance(name, str) else dotted(node) or "")
 
+
+def _is_length(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+
+
+def _is_counter(node: ast.expr) -> bool:
     name = dotted(node)
     return name is not None and COUNTER_NAME.search(name)
 

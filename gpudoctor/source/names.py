@@ -307,8 +307,15 @@ DEBUG_NAME = Words(r"debug|verbose|profil|trace|sanity|dry_?run|benchmark|visual
 RARE_NAME = Words(
     r"should_|(?:^|[._])(?:log|print|save|eval|report|display|checkpoint|ckpt|vis|sample|plot)(?:_now|_this|_step)|_every|every_|"
     r"interval|is_last|is_first|last_step|first_step|(?:^|[._])(?:do|to|need)_(?:log|print|save|eval|report)|log_freq|print_freq|"
-    r"logging_steps|is_log|is_save|is_eval|is_print"
+    r"logging_steps|is_log|is_save|is_eval|is_print|"
+    r"(?:^|[._])(?:done|terminal|terminated|truncated|(?:episode|epoch)_(?:end|done|over))$"
 )
+# Accelerators that are no CUDA devices: what runs only there says nothing about a GPU.
+OTHER_DEVICE = Words(
+    r"(?:^|[._])is_(?:torch_)?(?:xla|tpu|npu|xpu|mlu|hpu|musa|sdaa|neuron|neuroncore|mps)_available$|"
+    r"(?:^|\.)(?:xla|tpu|npu|xpu|mlu|hpu|musa|sdaa|neuron|mps)\.is_available$"
+)
+OTHER_DEVICE_TYPE = Words(r"(?:^|[._:])(?:xla|tpu|npu|xpu|mlu|hpu|musa|sdaa|neuron|mps)(?:$|:)")
 COUNTER_NAME = Words(
     r"(?:^|[._])(?:step|steps|global_step|it|iter|iteration|idx|batch_idx|i|n|n_iter|batch|epoch|count|counter|t)(?:$|_)"
 )

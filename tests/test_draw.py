@@ -83,6 +83,12 @@ def test_a_picture_in_lines() -> None:
     assert "#= GPU0 =" in ascii_only
 
 
+def test_a_small_box_beside_a_tall_one_stays_small() -> None:
+    tall = Drawing("bridge", children=[Drawing("GPU0", [Line("one"), Line("two"), Line("three")], kind="gpu")])
+    picture = lay_out([tall, Drawing("NIC", kind="nic"), Drawing("NIC", [Line("400 Gb/s")], kind="nic")], 80)
+    assert [one.height for one in picture.placed] == [7, 3, 3]
+
+
 def test_wide_and_combining_characters_keep_the_border() -> None:
     picture = lay_out([Drawing("机器", [Line("e\u0301a 机"), Line("plain")])], 40)
     lines = to_text(picture, Style(width=40))

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import report_samples as samples
 
-from gpudoctor.model import Case, Gpu, Nic, Pair
+from gpudoctor.model import Case, Gpu, Nic, NumaNode, Pair
 from gpudoctor.report import render_topo
 from gpudoctor.report.text import columns
 
@@ -157,3 +157,9 @@ def test_long_cpu_list_breaks_at_commas() -> None:
 
 def test_empty_case_draws_nothing() -> None:
     assert topo(Case()) == ""
+
+
+def test_a_card_of_unknown_place_lies_on_the_only_node() -> None:
+    told = topo(Case(nics=(Nic(name="eth0", bdf="0000:03:00.0"),), numa_nodes=(NumaNode(node=0, cpus=(0, 1)),)))
+    assert "NUMA node 0  CPUs 0-1" in told
+    assert "unknown" not in told

@@ -71,6 +71,8 @@ def _nic_home(case: Case, nic: Nic) -> tuple[int, ...]:
     if nic.numa_node is not None:
         return (nic.numa_node,)
     near = [gpu for gpu in case.gpus if (nic.root and nic.root == gpu.root) or _rank(case, _key(gpu), _key(nic)) <= 4]
+    if not near and len(case.numa_nodes) == 1:
+        return (case.numa_nodes[0].node,)
     return _gpu_home(case, near[0]) if near else ()
 
 

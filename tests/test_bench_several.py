@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gpudoctor import codec
+
 BENCH = Path(__file__).parent / "bench"
 sys.path.insert(0, str(BENCH))
 
@@ -250,3 +252,11 @@ def test_a_figure_is_judged_by_the_profile_of_as_many_gpus(tmp_path: Path) -> No
     assert eight["expected"]["basis"] == "measured"
     assert eight["verdict"] == "bad"
     assert machine_steps.collective(bench_of(tmp_path, 2), "torch", 2, "NVIDIA H200", row)["verdict"] is None
+
+
+def test_the_bound_is_what_the_links_of_one_gpu_carry() -> None:
+    case = codec.decode_case(
+        (Path(__file__).parent / "machines" / "h200-2gpu-nvlink-vm" / "case.json").read_text(), what="the machine"
+    )[0]
+    assert machine_steps.nvlink_bound(case) == "18 NVLinks up, 450 GB/s one way in theory"
+    assert machine_steps.nvlink_bound(None) is None

@@ -13,6 +13,9 @@ _AFFINITY_WORDS = 16  # 64 CPUs or nodes each: NVML clips nothing up to 1024
 _SCOPE_NODE = 0
 _NVLINK_GET_SPEED = 164  # field id: MB/s of one link, one direction
 _NVLINK_MOST = 36
+# NVML numbers the versions 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0, 6.0 (nvmlNvlinkVersion_t in nvml.h)
+_NVLINK_VERSIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+_LAST_SLOT = 31  # a virtual machine is told ffffffff:ff:ff for a switch that it cannot see
 _CORE_TEMPERATURE = 0
 _SLOWDOWN, _MAX_OPERATING = 1, 3  # temperature thresholds
 _SM_CLOCK = 1
@@ -298,9 +301,14 @@ def _nvlinks(asker: _Asker, handle: Any, answer: Answer) -> None:
         if not link["active"]:
             continue
         path = f"nvlinks[{number}]"
-        link["version"] = asker.get(f"{path}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
+        version = asker.get(f"{path}.version", "nvmlDeviceGetNvLinkVersion", handle, number)
+        link["version"] = _NVLINK_VERSIONS.get(version)
+        if version is not None and link["version"] is None:
+            asker.gaps.append([f"{path}.version", "not supported", f"NVML: version number {version}"])
         remote = asker.get(f"{path}.remote_bdf", "nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
-        link["remote_bdf"] = _bdf(remote) if remote is not None else None
+        link["remote_bdf"] = _bdf(remote) if remote is not None and int(remote.device) <= _LAST_SLOT else None
+        if remote is not None and link["remote_bdf"] is None:
+            asker.gaps.append([f"{path}.remote_bdf", "not present", "NVML: the other end is hidden from this machine"])
         kind = asker.get(f"{path}.remote_type", "nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
         link["remote_type"] = _REMOTE_TYPES.get(kind)
         link["speed_gb_s"] = speeds.get(number)

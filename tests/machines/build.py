@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 ANCESTOR = {"PIX": 10, "PXB": 20, "PHB": 30, "NODE": 40, "SYS": 50}
 SPEED = {1: "2.5 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe", 6: "64.0 GT/s PCIe"}
 Link = tuple[int, int]  # generation, width
+NVLINK_NUMBERS = {1: 1, 2: 2, 3: 4, 4: 6, 5: 7}  # what NVML calls them
 MISSING = {"error": "NotSupported"}
 
 
@@ -184,7 +185,10 @@ def calls(board: Board, number: int) -> dict[str, list[dict[str, Any]]]:
     ]
     found["nvmlDeviceGetNvLinkState"] = states
     up = {link: remote for link, remote in board.links.items() if remote is not None}
-    for name, value in (("NvLinkVersion", board.link_version), ("NvLinkRemoteDeviceType", board.remote_type)):
+    for name, value in (
+        ("NvLinkVersion", NVLINK_NUMBERS[board.link_version]),
+        ("NvLinkRemoteDeviceType", board.remote_type),
+    ):
         found[f"nvmlDeviceGet{name}"] = [{"args": [link], "value": value} for link in up]
     found["nvmlDeviceGetNvLinkRemotePciInfo"] = [
         {"args": [link], "value": pci_info(remote)} for link, remote in up.items()
@@ -370,8 +374,21 @@ def virtual_machine() -> tuple[Tree, dict[str, Any]]:
     return tree, recorded
 
 
+RECORDED = {"h200-1gpu-vm", "h200-2gpu-nvlink-vm"}  # nvml.json is the recording itself
+
+
+def nvlink_virtual_machine() -> tuple[Tree, dict[str, Any]]:
+    """Two H200 in a virtual machine: tree and answers are the recording of bench_several_gpus."""
+    folder = HERE / "h200-2gpu-nvlink-vm"
+    tree = Tree()
+    for line in (folder / "tree.txt").read_text(encoding="utf-8").splitlines():
+        tree.lines[line.partition(" ")[0]] = line
+    return tree, json.loads((folder / "nvml.json").read_text(encoding="utf-8"))
+
+
 MACHINES = {
     "h200-1gpu-vm": virtual_machine,
+    "h200-2gpu-nvlink-vm": nvlink_virtual_machine,
     "nccl1439-8gpu-pix-phb-sys": pcie_box,
     "b300-8gpu-nvswitch": nvswitch_box,
     "h100-4gpu-one-lost": lost_gpu_box,
@@ -388,7 +405,7 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         tree, answers = make()
         (folder / "tree.txt").write_text(tree.text(), encoding="utf-8")
-        if make is not virtual_machine:
+        if name not in RECORDED:
             text = (
                 json.dumps(answers, separators=(",", ":"))
                 .replace('],"nvml', '],\n"nvml')

@@ -129,7 +129,7 @@ def nvlink_bound(case: Any) -> str | None:
 
     if case is None or not case.gpus or not case.gpus[0].nvlinks:
         return None
-    up = [link for link in case.gpus[0].nvlinks if link.state == "up"]
+    up = [link for link in case.gpus[0].nvlinks if link.active]
     rates = {entry["version"]: entry["link_gb_s"] for entry in profiles.load("platforms")["nvlink"]}
     each = rates.get(up[0].version) if up else None
     return f"{len(up)} NVLinks up, {each * len(up):g} GB/s one way in theory" if each else f"{len(up)} NVLinks up"

@@ -56,6 +56,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, ctypes._SimpleCData):
         return _plain(value.value)
+    if type(value).__name__ == "nvmlFriendlyObject":  # pynvml's copy of a structure
+        return {name: _plain(item) for name, item in vars(value).items()}
     address = _address(value)
     if address is not None:
         return {"device": _handles[address]} if address in _handles else None

@@ -40,7 +40,8 @@ class Edit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One edit or setting that can be tried. Changes of one `mechanism` (loader, fetch, sync, copy, optimizer, ...) are
-    tried together. `needs` are the ids of changes without which this one is right, but cannot pay."""
+    tried together. `needs` are the ids of changes without which this one is right, but cannot pay. `environment` is
+    set for the command, and stands in launch.sh when the change is kept."""
 
     id: str  # C1, C2, ...
     rule: str
@@ -53,6 +54,12 @@ class Change:
     gain: Gain | None = None
     reason: str | None = None  # why it was kept, dropped, or is only advice
     needs: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether there is something to change; without it this is advice."""
+        return bool(self.edits or self.environment)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

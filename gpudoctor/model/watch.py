@@ -74,6 +74,7 @@ class WatchPlan:
     watch_ranks: bool = False  # time what each step waits for other ranks (on a GPU this waits for each backward)
     guard_writes: Literal["off", "list", "deny"] = "list"
     write_root: str | None = None  # for guard_writes: files below this directory are the user's; default: cwd
+    environment: dict[str, str] = field(default_factory=dict)  # set for the command, over what it has
     profiler_steps: int = 0  # after the watched steps, record so many with torch.profiler: what the device did
 
 
@@ -255,6 +256,7 @@ class WatchRecord:
     patched_missed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     writes: tuple[str, ...] = ()  # files opened for writing, renamed or removed below write_root
     compiled: bool = False  # torch.compile was used
+    alloc_retries: int | None = None  # GPU allocations that found room only after the cache was given back
     communication: Communication | None = None  # with watch_ranks, where a process group was joined
     proof: Proof | None = None
     overhead_ms: float | None = None  # time spent in the watcher itself, all steps together

@@ -65,7 +65,7 @@ def watch(
 
 def environment(plan: WatchPlan, plan_file: Path, base: Mapping[str, str] | None) -> dict[str, str]:
     """The command's environment: the injected package first on PYTHONPATH, and what a proof forces before start."""
-    result = dict(os.environ if base is None else base)
+    result = {**(os.environ if base is None else base), **plan.environment}
     result["GPUDOCTOR_WATCH_PLAN"] = str(plan_file)
     before = result.get("PYTHONPATH")
     result["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)

@@ -2,7 +2,8 @@
 
 The rate at which a change pays is not guessed here: tune measures it. What is proposed is only gated by time that
 was seen to be lost, so that a well-set script yields nothing. Mechanisms: fetch, loader, sync (with the copies that
-would keep the stall), copy, ddp, and with numerics allowed optimizer, matmul, convolution, gradients.
+would keep the stall), copy, ddp, allocator, and with numerics allowed optimizer, matmul, convolution, gradients,
+threads.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from gpudoctor.model import Case, Change, Edit, Finding
 from gpudoctor.prescribe.copy_changes import copy_changes, pin_changes
 from gpudoctor.prescribe.loader_changes import fetch_changes, loader_changes
 from gpudoctor.prescribe.patch import apply_edits
+from gpudoctor.prescribe.process_changes import ALLOCATOR, THREADS, allocator_changes, thread_changes
 from gpudoctor.prescribe.proposal import Proposal, Safe
 from gpudoctor.prescribe.rank_changes import rank_changes
 from gpudoctor.prescribe.step_changes import step_changes
@@ -23,7 +25,19 @@ from gpudoctor.prescribe.workers import loader_limit, worker_ladder
 __all__ = ["MECHANISMS", "loader_limit", "propose", "worker_ladder"]
 
 # In the order in which they are tried: what feeds the loop, what stalls it, what makes a step faster.
-MECHANISMS = ("fetch", "loader", "sync", "copy", "ddp", "optimizer", "matmul", "convolution", "gradients")
+MECHANISMS = (
+    "fetch",
+    "loader",
+    "sync",
+    "copy",
+    "ddp",
+    ALLOCATOR,
+    "optimizer",
+    "matmul",
+    "convolution",
+    "gradients",
+    THREADS,
+)
 
 
 def propose(
@@ -65,8 +79,10 @@ def _changes(proposal: Proposal, *, numerics: bool) -> Iterator[Change]:
     yield from syncs
     yield from pin_changes(proposal, "sync" if any(change.edits for change in syncs) else "copy")
     yield from rank_changes(proposal)
+    yield from allocator_changes(proposal)
     if numerics:
         yield from step_changes(proposal)
+        yield from thread_changes(proposal)
 
 
 def _composed(proposal: Proposal, changes: Sequence[Change]) -> list[Change]:

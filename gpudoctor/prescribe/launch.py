@@ -6,6 +6,7 @@ Where it is not, nothing is bound: a wrong binding costs more than none.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
@@ -15,7 +16,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Because, Case, Finding, Gpu, LaunchConfig, RankBinding
+from gpudoctor.model import Because, Case, Change, Finding, Gpu, LaunchConfig, RankBinding
 from gpudoctor.prescribe.placement import cpu_ranges, node_of, rank_cpus, unknown_because, usable_gpus, visible_gpus
 from gpudoctor.prescribe.workers import usable_cpus
 
@@ -68,6 +69,17 @@ def launch_config(
     _threads(case, len(ranks), env, reasons)
     _numa_binding(case, ranks, reasons)
     return LaunchConfig(command=tuple(command), env=env, ranks=tuple(ranks), because=tuple(reasons))
+
+
+def with_settings(config: LaunchConfig, kept: Sequence[Change]) -> LaunchConfig:
+    """The configuration with the environment of the changes that were kept: it was tried, and decides."""
+    env, because = dict(config.env), list(config.because)
+    for change in kept:
+        for name, value in change.environment.items():
+            env[name] = value
+            because = [each for each in because if each.line != name]
+            because.append(Because(line=name, reason=f"tried by tune ({change.rule}): {change.reason}"))
+    return dataclasses.replace(config, env=env, because=tuple(because))
 
 
 def render(config: LaunchConfig, form: Form = "auto") -> str:

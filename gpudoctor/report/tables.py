@@ -232,8 +232,8 @@ def _changes(item: Prescription, style: Style) -> list[str]:
     lines: list[str] = []
     groups: tuple[tuple[str, list[Change]], ...] = (
         ("kept", [change for change in item.changes if change.kept]),
-        ("not kept", [change for change in item.changes if not change.kept and change.edits]),
-        ("advice", [change for change in item.changes if not change.kept and not change.edits]),
+        ("not kept", [change for change in item.changes if not change.kept and change.can_be_tried]),
+        ("advice", [change for change in item.changes if not change.kept and not change.can_be_tried]),
     )
     for label, changes in groups:
         for index, change in enumerate(changes):

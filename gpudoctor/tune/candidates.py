@@ -46,7 +46,7 @@ def candidates(
     tried, advice = [], []
     proposed = proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe, allow=allow)
     for change in proposed:
-        if not change.edits:
+        if not change.can_be_tried:
             advice.append(change)
         elif change.change_class not in allow:
             advice.append(dataclasses.replace(change, reason=f"not tried: needs --allow {change.change_class}"))
@@ -89,6 +89,8 @@ def _busiest_loader(case: Case) -> WatchedLoader | None:
 
 
 def _group(mechanism: str, members: Sequence[Change], case: Case, loader: WatchedLoader | None) -> Group:
+    if all(change.environment for change in members):  # values of one setting
+        return Group(mechanism=mechanism, options=tuple((change,) for change in members))
     split = [part for change in members for part in _split(change)]
     units: list[frozenset[str]] = []
     copies = frozenset(change.id for change in split if _touches(change, {"pin_memory"}) or _moves(change))
@@ -116,6 +118,8 @@ def _group(mechanism: str, members: Sequence[Change], case: Case, loader: Watche
 
 def _split(change: Change) -> list[Change]:
     """One change an argument, so that leave-one-out can drop each on its own."""
+    if not change.edits:
+        return [change]
     edit = change.edits[0]
     if edit.kind != "loader-arguments" or len(change.edits) > 1 or len(edit.arguments) < 2:
         return [change]

@@ -93,7 +93,8 @@ def _fingerprints(groups: Sequence[Group]) -> dict[str, str]:
     """A checksum of the edits by the label that trials name a change with: ids are given anew in each tune."""
     every = [change for group in groups for option in group.options for change in option]
     return {
-        label(change): hashlib.sha256(repr((change.site, change.edits)).encode()).hexdigest()[:16] for change in every
+        label(change): hashlib.sha256(repr((change.site, change.edits, change.environment)).encode()).hexdigest()[:16]
+        for change in every
     }
 
 

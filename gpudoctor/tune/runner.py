@@ -62,8 +62,13 @@ class CommandRunner:
         return self.deadline - time.monotonic()
 
     def expected_s(self, changes: Sequence[Change]) -> float:
-        """Expected wall time of one trial: as long as the last one like it, else as long as the baseline."""
-        return self.seconds.get(tuple(label(change) for change in changes), self.baseline_s)
+        """Expected wall time of one trial: as long as the last one like it, else as the last one to which it adds
+        changes (they are kept only when they make it faster), in the end the baseline."""
+        names = tuple(label(change) for change in changes)
+        for count in range(len(names), 0, -1):
+            if names[:count] in self.seconds:
+                return self.seconds[names[:count]]
+        return self.baseline_s
 
     def affords(self, runs: int, changes: Sequence[Change]) -> bool:
         confirmation = 2 * (self.baseline_s + min(self.baseline_s, self.expected_s(changes)))
@@ -121,6 +126,7 @@ class CommandRunner:
             max_seconds=max_seconds,
             step_at=self.step_at,
             patched=tuple(self.patched(changes)),
+            environment={name: value for change in changes for name, value in change.environment.items()},
             watch_calls=watch_calls,
             probe_fetch=probe_fetch,
             end_loop_after=end_loop_after,

@@ -35,10 +35,12 @@ from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failur
 from gpudoctor.tune.sandbox import open_sandbox
 from gpudoctor.tune.search import Outcome, Search
 
-# Shares of the budget: the first, fully watched run ends here at the latest; one trial should not cost more than this.
-DISCOVERY_SHARE = 0.25
-TRIAL_SHARE = 0.12
-NATURAL_SHARE = 0.15  # a script that ends by itself this early is run to its end: its code after the loop is proven too
+DISCOVERY_SHARE = 0.25  # of the budget: the first, fully watched run ends here at the latest
+# What the rest of the budget has to hold, in runs of the unchanged command: itself, one trial, the proof (2.2) and two
+# confirming pairs. A command that ends by itself that early is run to its end (then its code after the loop is proven
+# too); where it is cut to a window, the window leaves time for more trials.
+LEAST_RUNS = 8.5
+WINDOW_RUNS = 10.0
 MINIMUM_STEPS = 16
 START_UP_ALLOWANCE_S = 120.0
 
@@ -176,7 +178,7 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     _guard_files(session, runner, seen)
     runner.steps = _window(seen, elapsed, options)
     ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
-    runner.natural_end = ended and elapsed <= options.budget_s * NATURAL_SHARE
+    runner.natural_end = ended and LEAST_RUNS * elapsed <= options.budget_s - elapsed
     _plan_by(session, runner, seen, elapsed)
     return elapsed
 
@@ -205,13 +207,13 @@ def _plan_by(session: Session, runner: CommandRunner, seen: Watched, elapsed: fl
 
 
 def _window(seen: Watched, elapsed: float, options: Options) -> int:
-    """Steps of every trial: the whole run where it is short, else what a trial's share of the budget holds."""
+    """Steps of every trial: the whole run where the rest of the budget holds enough of them, else a part of it."""
     records = proving.training_records(seen)
     count = min(len(record.steps) or record.batches for record in records)
-    ended = all(record.ended == "exit" for record in records)
-    share = options.budget_s * (NATURAL_SHARE if ended else TRIAL_SHARE)
-    if elapsed <= share or count <= MINIMUM_STEPS:
+    rest = options.budget_s - elapsed
+    if LEAST_RUNS * elapsed <= rest or count <= MINIMUM_STEPS:
         return count
+    share = rest / WINDOW_RUNS
     start_up = max(record.start_up_s or 0.0 for record in records)
     rate = count / max(elapsed - start_up, 1e-9)
     return max(MINIMUM_STEPS, min(count, int((share - start_up) * rate)))
@@ -242,9 +244,12 @@ def _finish(session: Session, runner: CommandRunner) -> Envelope:
     texts = {file: (old, new) for file, (old, new, _) in runner.patched_texts(kept).items()} if kept else {}
     findings = checkup.examine(session.case, command="tune", fail_on="never").findings
     config = launch.launch_config(session.case, options.command, findings=findings)
-    if kept:
-        files |= {"launch": _shown(options.out / "launch.sh"), "patch": _shown(options.out / "train.patch")}
+    config = launch.with_settings(config, kept)
+    if texts:
+        files["patch"] = _shown(options.out / "train.patch")
         outputs.write(options.out / "train.patch", outputs.diff(texts))
+    if kept:
+        files |= {"launch": _shown(options.out / "launch.sh")}
         outputs.write(options.out / "launch.sh", launch.render(config), executable=True)
     prescription = Prescription(
         launch=config,

@@ -199,6 +199,7 @@ def _build(final):
         "patched_missed": missed,
         "writes": sorted(W.writes),
         "compiled": W.compiled,
+        "alloc_retries": _alloc_retries(torch) if cuda else None,
         "communication": None,
         "proof": None,
         "overhead_ms": cost.total() * 1e3,
@@ -229,6 +230,14 @@ def _step(values):
 def _device(torch):
     try:
         return str(torch.cuda.get_device_name())
+    except Exception:
+        return None
+
+
+def _alloc_retries(torch):
+    """How often the allocator gave all cached memory back to the driver to serve one request."""
+    try:
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
     except Exception:
         return None
 

@@ -74,7 +74,20 @@ PRESCRIPTION = [
     "files",
     "verdict",
 ]
-CHANGE = ["id", "rule", "site", "mechanism", "title", "change_class", "edits", "kept", "gain", "reason", "needs", "environment"]
+CHANGE = [
+    "id",
+    "rule",
+    "site",
+    "mechanism",
+    "title",
+    "change_class",
+    "edits",
+    "kept",
+    "gain",
+    "reason",
+    "needs",
+    "environment",
+]
 LAUNCH = ["command", "env", "ranks", "because"]
 RANK = ["rank", "gpu", "cpus", "numa_node", "nic"]
 LOADER = ["site", "arguments", "change_class", "gain", "confidence"]

@@ -63,7 +63,9 @@ def main() -> None:
         results = [slow(options.folder / name, options.budget or 60.0, options.rounds) for name in names]
         summarise(results)
     else:
-        results = [control(seed, options.budget or 90.0) for seed in range(options.first, options.first + options.count)]
+        results = [
+            control(seed, options.budget or 90.0) for seed in range(options.first, options.first + options.count)
+        ]
         changed = [result for result in results if result["kept"]]
         print(f"{len(changed)} of {len(results)} tunes kept a change")
     if options.save:

@@ -1,0 +1,73 @@
+"""The window of a trial: whatever the length of the command, the budget holds a trial, the proof and a confirmation."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpudoctor.model import Change, Step, Watched, WatchRecord
+from gpudoctor.tune import session as tuning
+from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner
+from gpudoctor.tune.sandbox import Sandbox
+from gpudoctor.tune.search import label
+
+CHANGE = Change(
+    id="C1", rule="LDR001", site="train.py:4", mechanism="loader", title="num_workers=5", change_class="exact"
+)
+MORE = Change(
+    id="C2", rule="SYN001", site="train.py:9", mechanism="waits", title="sum on the device", change_class="exact"
+)
+
+
+def seen(steps: int, *, start_up_s: float, ended: bool) -> Watched:
+    record = WatchRecord(
+        pid=1, ended="exit" if ended else "time", start_up_s=start_up_s, steps=(Step(wall_ms=1.0),) * steps
+    )
+    return Watched(command=("python", "train.py"), cwd="/", records=(record,), exit_code=0 if ended else None)
+
+
+def options(budget_s: float) -> tuning.Options:
+    return tuning.Options(command=("python", "train.py"), cwd=Path(), out=Path("out"), budget_s=budget_s)
+
+
+def runner(left_s: float, baseline_s: float) -> CommandRunner:
+    here = Sandbox(root=Path(), own=None, reason="a test")
+    made = CommandRunner(
+        ["python", "train.py"], cwd=Path(), sandbox=here, deadline=time.monotonic() + left_s, step_at=None,
+        guard_writes=True, on_trial=lambda _: None,
+    )  # fmt: skip
+    made.baseline_s, made.reserve_s = baseline_s, PROOF_RUNS * baseline_s
+    return made
+
+
+# 60 steps in 17.6 s after a start of 5.8 s are slow_scripts/images on an H200: of 150 s, nothing was left for a trial
+@pytest.mark.parametrize("budget_s", [60.0, 150.0, 600.0])
+@pytest.mark.parametrize(("start_up_s", "share"), [(1.0, 0.02), (1.0, 0.1), (2.5, 0.12), (5.8, 0.17), (3.0, 0.25)])
+def test_the_budget_holds_a_trial_of_a_run_that_takes_any_share_of_it(
+    budget_s: float, start_up_s: float, share: float
+) -> None:
+    start_up_s *= budget_s / 150
+    elapsed, count = share * budget_s, 60
+    window = tuning._window(seen(count, start_up_s=start_up_s, ended=share < 0.25), elapsed, options(budget_s))
+    baseline_s = start_up_s + (elapsed - start_up_s) * window / count
+    made = runner(budget_s - elapsed - baseline_s, baseline_s)
+    assert made.affords(1, [CHANGE])
+    assert window == count or share >= 0.1
+
+
+def test_a_short_run_is_tried_whole_and_a_window_has_some_steps_at_least() -> None:
+    assert tuning._window(seen(60, start_up_s=1.0, ended=True), 10.0, options(600.0)) == 60
+    assert tuning._window(seen(4000, start_up_s=20.0, ended=False), 37.5, options(150.0)) == tuning.MINIMUM_STEPS
+
+
+def test_a_trial_is_expected_to_take_as_long_as_the_last_one_to_which_it_adds() -> None:
+    made = runner(100.0, 18.0)
+    assert made.expected_s([CHANGE]) == 18.0
+    made.seconds[(label(CHANGE),)] = 8.0
+    assert made.expected_s([CHANGE]) == 8.0
+    assert made.expected_s([CHANGE, MORE]) == 8.0
+    assert made.expected_s([MORE]) == 18.0
+    made.seconds[(label(CHANGE), label(MORE))] = 7.0
+    assert made.expected_s([CHANGE, MORE]) == 7.0

@@ -47,7 +47,7 @@ def watch_command(folder: Path, command: list[str], **options: Any) -> Watched:
     plan = WatchPlan(**{"record_dir": "", **{name: value for name, value in options.items() if name in fields}})
     rest = {name: value for name, value in options.items() if name not in fields}
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return watch(command, plan, cwd=folder, **{"deadline_s": 60.0, "env": env, **rest})
+    return watch(command, plan, cwd=folder, **{"deadline_s": 150.0, "env": env, **rest})
 
 
 def only(watched: Watched) -> WatchRecord:

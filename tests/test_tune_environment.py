@@ -134,7 +134,7 @@ def test_a_trial_sets_it_for_the_command(tmp_path: Path, monkeypatch: pytest.Mon
     for changes, said in (((), "threads None"), ((SETTING,), "threads 3")):
         output = tmp_path / f"output-{len(changes)}.txt"
         plan = run.plan(changes, steps=None, watch_calls=False)
-        observe.watch(run.command, plan, cwd=tmp_path, deadline_s=60, output=output)
+        observe.watch(run.command, plan, cwd=tmp_path, deadline_s=150, output=output)
         assert output.read_text().strip() == said
 
 

@@ -31,7 +31,7 @@ def proof_run(folder: Path, text: str | None = None) -> Run:
         patched = (PatchedSource(path=str(script), text=text, lines=changed),)
     output = folder / f"output-{len(list(folder.iterdir()))}"
     plan = WatchPlan(record_dir="", patched=patched, watch_calls=False, proof=ProofPlan(seed=0))
-    watched = observe.watch([sys.executable, "train.py"], plan, cwd=folder, deadline_s=90, output=output)
+    watched = observe.watch([sys.executable, "train.py"], plan, cwd=folder, deadline_s=150, output=output)
     return Run(watched=watched, output=tuple(output.read_text().splitlines()))
 
 

@@ -60,7 +60,7 @@ def runner(folder: Path, sandbox: Sandbox, text: str = SCRIPT) -> CommandRunner:
 
 
 def files_of(made: CommandRunner) -> dict[str, str] | None:
-    watched, _, files = made.watch_to_its_end(made.plan((), steps=None, watch_calls=False), deadline_s=90)
+    watched, _, files = made.watch_to_its_end(made.plan((), steps=None, watch_calls=False), deadline_s=150)
     assert watched.exit_code == 0, watched.stderr_tail
     return files
 
@@ -88,7 +88,7 @@ def test_an_overlay_and_none_tell_the_same_files(tmp_path: Path) -> None:
 def test_the_exit_code_stays_the_commands_while_files_are_listed(tmp_path: Path) -> None:
     sandbox = open_sandbox(tmp_path)
     made = runner(tmp_path, sandbox, "open('part', 'w').close()\nraise SystemExit(7)\n")
-    watched, _, files = made.watch_to_its_end(made.plan((), steps=None, watch_calls=False), deadline_s=60)
+    watched, _, files = made.watch_to_its_end(made.plan((), steps=None, watch_calls=False), deadline_s=150)
     sandbox.close()
     assert watched.exit_code == 7
     assert files is not None

@@ -249,7 +249,7 @@ def test_a_collective_that_blocks_is_counted_and_times_are_told_step_by_step(tmp
     text = SLOW_RANK.replace("    optimizer.step()\n", "    optimizer.step()\n    dist.barrier()\n")
     (tmp_path / "train.py").write_text(text)
     plan = WatchPlan(record_dir="", steps=12, watch_calls=False, watch_ranks=True)
-    seen = observe.watch(with_ranks([sys.executable, "train.py"], 2), plan, cwd=tmp_path, deadline_s=90)
+    seen = observe.watch(with_ranks([sys.executable, "train.py"], 2), plan, cwd=tmp_path, deadline_s=150)
     assert [item.rank for item in seen.records] == [0, 1], seen.stderr_tail
     for item in seen.records:
         assert item.communication is not None

@@ -124,14 +124,14 @@ def test_loader_workers_end_with_the_steps(tmp_path: Path) -> None:
 
 def test_a_script_that_runs_for_ever_without_a_step(tmp_path: Path) -> None:
     text = "import signal, os\nsignal.signal(15, signal.SIG_IGN)\nopen('pid', 'w').write(str(os.getpid()))\n"
-    watched = watch_text(tmp_path, text + "while True: pass\n", deadline_s=1.0)
+    watched = watch_text(tmp_path, text + "while True: pass\n", deadline_s=6.0)
     assert (watched.stopped, watched.records, watched.exit_code) == ("deadline", (), None)
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
 def test_a_script_that_hangs_keeps_every_step_made(tmp_path: Path) -> None:
     text = LOOP + "import time\ntrain(3, lambda step: step == 9 and time.sleep(600))\n"
-    watched = watch_text(tmp_path, text, deadline_s=10.0, steps=50)
+    watched = watch_text(tmp_path, text, deadline_s=30.0, steps=50)
     record = only(watched)
     assert (watched.stopped, record.ended, len(record.steps)) == ("deadline", "unknown", 9)
     assert record.steps_per_s is not None

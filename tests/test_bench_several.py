@@ -10,14 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from several import boxed, figures, machine_steps, nccl_tests, record
+from several.bench import Bench
 
 from gpudoctor import codec
 
 BENCH = Path(__file__).parent / "bench"
-sys.path.insert(0, str(BENCH))
-
-from several import boxed, figures, machine_steps, nccl_tests, record  # noqa: E402
-from several.bench import Bench  # noqa: E402
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:

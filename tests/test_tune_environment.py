@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,10 @@ LOADER = WatchedLoader(
 
 
 def case_of(
-    *, cpus: int = 8, ranks: int = 1, cuda: bool = False, env: dict[str, str] | None = None, **more: object
+    *, cpus: int = 8, ranks: int = 1, cuda: bool = False, env: dict[str, str] | None = None, **more: Any
 ) -> Case:
     records = tuple(
-        WatchRecord(pid=rank + 1, rank=rank, world_size=ranks, cuda=cuda, watched_s=10.0, optimizer_steps=9, **more)  # type: ignore[arg-type]
+        WatchRecord(pid=rank + 1, rank=rank, world_size=ranks, cuda=cuda, watched_s=10.0, optimizer_steps=9, **more)
         for rank in range(ranks)
     )
     return Case(

@@ -265,6 +265,11 @@ class WatchRecord:
     verdict: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def steady(self) -> tuple[Step, ...]:
+        """The steps after the warm-up; all of them where it never ended."""
+        return self.steps[self.steady_from :] or self.steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:

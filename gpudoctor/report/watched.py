@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from gpudoctor.model import Case, CopySite, Step, SyncSite, TraceFacts, Watched, WatchRecord
+from gpudoctor.model import Case, CopySite, SyncSite, TraceFacts, Watched, WatchRecord
 from gpudoctor.report.text import Style, columns, count, number, size
 from gpudoctor.report.trace import picture
 
@@ -72,7 +72,7 @@ def _record(case: Case, item: Watched, place: int, record: WatchRecord, style: S
 
 
 def _head(record: WatchRecord, several: bool, style: Style) -> list[str | None]:
-    steps = _steady(record)
+    steps = record.steady
     rate = record.batches_per_s if record.counts_differ else record.steps_per_s
     unit = "batches/s" if record.counts_differ else "steps/s"
     warm_up = len(record.steps) - len(steps)
@@ -86,12 +86,8 @@ def _head(record: WatchRecord, several: bool, style: Style) -> list[str | None]:
     ]
 
 
-def _steady(record: WatchRecord) -> Sequence[Step]:
-    return record.steps[record.steady_from :] or record.steps
-
-
 def _breakdown(record: WatchRecord, style: Style) -> list[str]:
-    steps = _steady(record)
+    steps = record.steady
     total = fmean(step.wall_ms for step in steps)
     waits = {
         "waiting for the loader": fmean(step.loader_wait_ms for step in steps),
@@ -152,7 +148,7 @@ def _trace(case: Case, record: WatchRecord, place: int) -> TraceFacts | None:
 
 def _sites(record: WatchRecord, style: Style) -> list[str]:
     """Lines by waiting time a step. The first wait of a step takes the time that the later ones then need not wait."""
-    steps = len(_steady(record)) or 1
+    steps = len(record.steady) or 1
     found: list[tuple[float, tuple[str, str, str, str]]] = []
     for sync in record.syncs:
         calls = _calls(sync)

@@ -39,7 +39,7 @@ def cost(record: WatchRecord, waited_ms: float) -> Cost:
 
 def spent(record: WatchRecord, site: SyncSite | CopySite) -> Cost:
     """The cost of the waiting at one line in the steady steps; in all steps where they were not told apart."""
-    steps = record.steps[record.steady_from :] or record.steps
+    steps = record.steady
     if isinstance(site, SyncSite) and site.detected_by == "sync-debug-mode" and site.window_waited_ms is not None:
         return _among(record, steps, site.window_waited_ms * len(steps))
     if site.steady_waited_ms is None:
@@ -51,7 +51,7 @@ def fed(record: WatchRecord, loader: WatchedLoader, otherwise_ms: float) -> Cost
     """The cost of waiting for a loader in the steady steps; `otherwise_ms` where they were not told apart."""
     if loader.steady_wait_ms is None:
         return cost(record, otherwise_ms)
-    return _among(record, record.steps[record.steady_from :] or record.steps, loader.steady_wait_ms)
+    return _among(record, record.steady, loader.steady_wait_ms)
 
 
 def _among(record: WatchRecord, steps: Sequence[Step], waited_ms: float) -> Cost:
@@ -99,7 +99,7 @@ def bound_of_waits(case: Case, price: Cost) -> Gain:
     """What removing all waits for the device can win: stated for all lines together, because the first wait of a step
     covers for the later ones. Bounded by the device's idle time where the profiler measured it, else by the waits."""
     record = price.record
-    steps = record.steps[record.steady_from :] or record.steps
+    steps = record.steady
     total = sum(step.wall_ms for step in steps)
     share = sum(step.copy_wait_ms + step.sync_wait_ms for step in steps) / total if total > 0 else 0.0
     share = min(1.0, max(share, price.share))

@@ -177,11 +177,8 @@ class Project:
     def in_package(self, module: Module) -> bool:
         return bool(self._package(module.folder)[1])
 
-    def near(self, importer: Module, name: str, level: int) -> bool:
-        """Whether an import names a module of the project, without reading it."""
-        return self.path(importer, name, level) is not None
-
     def path(self, importer: Module, name: str, level: int) -> str | None:
+        """The file of the project that an import names, without reading it."""
         folder = importer.folder
         key = (folder + "\0" * level, name)
         if key not in self._found:

@@ -390,8 +390,12 @@ def resolve(it: Interpreter, value: Value, depth: int = 0) -> Value:
         return value
     importer, level = value.ref
     name, wanted = value.name or "", value.tag
-    if len(it.scopes) >= it.most_modules and not _is_known(it, importer, name, level):
-        return ANY if it.project.near(importer, name, level) else named(f"{name}.{wanted}" if wanted else name)
+    if len(it.scopes) >= it.most_modules:
+        path = it.project.path(importer, name, level)
+        if path is None:
+            return named(f"{name}.{wanted}" if wanted else name)
+        if path not in it.scopes:
+            return ANY
     if wanted is not None:
         inner = it.project.find(importer, f"{name}.{wanted}" if name else wanted, level)
         module = it.project.find(importer, name, level)
@@ -407,11 +411,6 @@ def resolve(it: Interpreter, value: Value, depth: int = 0) -> Value:
         return named(f"{name}.{wanted}" if name else wanted)
     module = it.project.find(importer, name, level)
     return _module_value(it, module) if module is not None else named(name)
-
-
-def _is_known(it: Interpreter, importer: Module, name: str, level: int) -> bool:
-    path = it.project.path(importer, name, level)
-    return path is not None and path in it.scopes
 
 
 def _late(it: Interpreter, value: Value) -> Value:

@@ -17,6 +17,7 @@ from gpudoctor.source.names import (
     LIGHTNING_BASES,
     LIGHTNING_CALLBACK_HOOKS,
     LIGHTNING_HOOKS,
+    SETTINGS,
     TIMING_NAME,
     TRAINER_BASES,
     TRAINER_CALLBACK_HOOKS,
@@ -32,9 +33,8 @@ _RELEVANT = ("torch", "lightning", "accelerate", "transformers", "vllm")
 _EVIDENCE = ("cuda", "ccelerator", "abric.", "eepspeed", "set_default_device")
 _HOOKED = ("Trainer", "ightning", "training_step")  # a framework moves the data
 # x.to(device) and device=self.device name a place; device=x.device only follows another tensor.
-_OWNER = (
-    r"(?:(?:self|args|cfg|config|conf|opt|opts|hparams|params|flags|FLAGS|accelerator|trainer|model|ctx|settings)\.)*"
-)
+_OWNERS = "|".join(sorted(SETTINGS | {"self", "accelerator", "model", "ctx"}))
+_OWNER = rf"(?:(?:{_OWNERS})\.)*"
 _MOVED = re.compile(
     rf"\.to\(\s*(?:device\s*=\s*)?{_OWNER}_?(?:device|dev|local_rank|rank|gpu|gpu_id|DEVICE)\b|"
     rf"\bdevice\s*=\s*{_OWNER}_?(?:device|dev|DEVICE)\b(?!\.)"

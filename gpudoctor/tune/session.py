@@ -178,7 +178,7 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     _guard_files(session, runner, seen)
     runner.steps = _window(seen, elapsed, options)
     ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
-    runner.natural_end = ended and LEAST_RUNS * elapsed <= options.budget_s - elapsed
+    runner.natural_end = ended and _holds_whole_runs(elapsed, options)
     _plan_by(session, runner, seen, elapsed)
     return elapsed
 
@@ -210,13 +210,16 @@ def _window(seen: Watched, elapsed: float, options: Options) -> int:
     """Steps of every trial: the whole run where the rest of the budget holds enough of them, else a part of it."""
     records = proving.training_records(seen)
     count = min(len(record.steps) or record.batches for record in records)
-    rest = options.budget_s - elapsed
-    if LEAST_RUNS * elapsed <= rest or count <= MINIMUM_STEPS:
+    if _holds_whole_runs(elapsed, options) or count <= MINIMUM_STEPS:
         return count
-    share = rest / WINDOW_RUNS
+    share = (options.budget_s - elapsed) / WINDOW_RUNS
     start_up = max(record.start_up_s or 0.0 for record in records)
     rate = count / max(elapsed - start_up, 1e-9)
     return max(MINIMUM_STEPS, min(count, int((share - start_up) * rate)))
+
+
+def _holds_whole_runs(elapsed: float, options: Options) -> bool:
+    return LEAST_RUNS * elapsed <= options.budget_s - elapsed
 
 
 def _guard_files(session: Session, runner: CommandRunner, seen: Watched) -> None:

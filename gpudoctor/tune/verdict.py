@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpudoctor.model import Bound, Step, TraceFacts, TraceIdle, WatchRecord
+from gpudoctor.model import Bound, TraceFacts, TraceIdle, WatchRecord
 
 _WORTH_TELLING = 0.05  # of the step: less idle time than this is not told beside a busy device
 
@@ -81,14 +81,9 @@ class Breakdown:
         return min(self.waits, self.device.idle - self.device.idle_loader, self.host, self.device.busy)
 
 
-def steady(record: WatchRecord) -> tuple[Step, ...]:
-    """The steps after the warm-up."""
-    return record.steps[record.steady_from :] or record.steps
-
-
 def breakdown(record: WatchRecord, facts: TraceFacts | None) -> Breakdown | None:
     """None where no step was seen. `facts`: the trace of the record's profiler window."""
-    steps = steady(record)
+    steps = record.steady
     if not steps:
         return None
     step = fmean(item.wall_ms for item in steps)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from gpudoctor.model import Measurement, Setting, TraceFacts, Watched, WatchRecord
 from gpudoctor.tune.proof import training_records
-from gpudoctor.tune.verdict import Breakdown, as_watched, breakdown, factor, judge, steady
+from gpudoctor.tune.verdict import Breakdown, as_watched, breakdown, factor, judge
 
 
 def subject_of(record: WatchRecord, number: int) -> str:
@@ -86,7 +86,7 @@ def _steps(record: WatchRecord, item: Breakdown, subject: str) -> list[Measureme
         "warm_up": item.warm_up,
         "counted_by": record.step_source,
     }
-    steps = steady(record)
+    steps = record.steady
     walls = [step.wall_ms for step in steps]
     waits = [step.copy_wait_ms + step.sync_wait_ms for step in steps]
     found = [

@@ -69,10 +69,9 @@ def _watched_share(case: Case) -> float | None:
     watched step; None where no such steps were seen, or a rank never waits."""
     waits, walls = [], []
     for record in case.watched.records if case.watched is not None else ():
-        steady = record.steps[record.steady_from :]
-        if steady:
-            waits.append(fmean(step.sync_wait_ms + step.copy_wait_ms for step in steady))
-            walls.append(fmean(step.wall_ms for step in steady))
+        if record.steps:
+            waits.append(fmean(step.sync_wait_ms + step.copy_wait_ms for step in record.steady))
+            walls.append(fmean(step.wall_ms for step in record.steady))
     if len(waits) < 2 or min(waits) <= 0:
         return None
     return (max(waits) - min(waits)) / max(walls)

@@ -93,6 +93,7 @@ def watch_files(tree: Tree) -> None:
             tree.folders.add(where)
         return result
 
+    # collect has no hook for a listener, and needs none but here: its reader is exchanged, in this process alone
     Files.read, Files.listing, Files.real = read_and_tell, list_and_tell, real_and_tell  # type: ignore[method-assign]
 
 

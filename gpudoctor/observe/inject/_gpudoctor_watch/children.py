@@ -41,8 +41,9 @@ def run(work, folder, settings, *, deadline_s, hang_s):
     answer["oom_kills"] = _oom_kills() - killed
     wall = time.monotonic() - begun
     answer.update(told(mapped, folder), wall_s=wall, shm_bytes=peak)
-    if busy is not None and _busy_s() is not None:
-        answer["foreign_cpu"] = max(0.0, _busy_s() - busy - (_own_cpu_s() - used)) / max(wall, 1e-3)
+    busy_now = _busy_s()
+    if busy is not None and busy_now is not None:
+        answer["foreign_cpu"] = max(0.0, busy_now - busy - (_own_cpu_s() - used)) / max(wall, 1e-3)
     mapped.close()
     return answer
 

@@ -14,7 +14,14 @@ from gpudoctor.tune.loader.search import Outcome, Ratio, Setting
 OWN, BEST = Setting(workers=2), Setting(workers=4)
 
 
-def session(ratio: Ratio, *, noise: float = 0.03, foreign: float | None = 0.0, best: Setting = BEST) -> Any:
+def session(
+    ratio: Ratio,
+    *,
+    noise: float = 0.03,
+    foreign: float | None = 0.0,
+    best: Setting = BEST,
+    variation: float | None = None,
+) -> Any:
     """As much of a search's end as the judgement reads: 4 CPUs, the user's own setting is OWN."""
     rows = Outcome(
         best=best,
@@ -24,15 +31,16 @@ def session(ratio: Ratio, *, noise: float = 0.03, foreign: float | None = 0.0, b
         noise=noise,
     )
     trials = [
-        LoaderTrial(workers=each.workers, prefetch=2, purpose="confirm", rate=rate, foreign_cpu=foreign)
+        LoaderTrial(workers=each.workers, prefetch=2, purpose="confirm", rate=rate, samples=400, foreign_cpu=foreign)
         for each, rate in rows.rates.items()
     ]
     loader = SimpleNamespace(
         num_workers=2, prefetch_factor=None, persistent_workers=False, pin_memory=False, in_order=True, length=100,
         batch_size=8,
     )  # fmt: skip
+    preflight = SimpleNamespace(fault=None, row_variation=variation)
     return SimpleNamespace(
-        preflight=SimpleNamespace(fault=None), rows=rows, whole=None, notes=[], ceiling=None, pin=None,
+        preflight=preflight, rows=rows, whole=None, notes=[], ceiling=None, pin=None,
         hello={"cpus": 4}, runner=SimpleNamespace(trials=trials), loader=lambda: loader, present=lambda: OWN,
     )  # fmt: skip
 
@@ -43,7 +51,6 @@ def session(ratio: Ratio, *, noise: float = 0.03, foreign: float | None = 0.0, b
         ((1.15, 1.08, 1.22), {}, "change"),
         ((1.01, 0.97, 1.05), {}, "keep"),
         ((1.00, 1.00, 1.00), {"best": OWN}, "keep"),
-        ((1.30, 0.90, 1.80), {}, "no verdict"),  # an interval that tells nothing
         ((1.15, 1.08, 1.22), {"noise": 0.4}, "no verdict"),
         ((1.15, 1.08, 1.22), {"foreign": 1.0}, "change"),  # a quarter of the CPUs
         ((1.15, 1.08, 1.22), {"foreign": 2.0}, "no verdict"),
@@ -65,3 +72,16 @@ def test_a_busy_host_gives_no_verdict_unless_the_gain_is_clear(
         assert found.choice.arguments == {"num_workers": 2}
     if (options.get("foreign") or 0) > 1 and word == "no verdict":
         assert "other processes keep 2.0 CPUs busy" in found.reason
+
+
+def test_an_interval_that_tells_nothing_is_laid_to_what_makes_it_wide() -> None:
+    """Rows of very different cost (a deviation of three times their mean), or too few trials; not to a busy host."""
+    wide = Ratio(value=1.3, low=0.9, high=1.8)
+    few = judge.verdict(session(wide))
+    assert (few.word, few.gain) == ("no verdict", None)
+    assert few.reason == "too few trials fitted into the budget: give a larger --budget"
+    uneven = judge.verdict(session(wide, noise=0.2, variation=3.0))
+    assert uneven.word == "no verdict"
+    assert uneven.reason.startswith("rows cost so differently that one trial differs from the next by 20%")
+    assert judge.verdict(session(Ratio(value=1.4, low=1.2, high=1.6), noise=0.2, variation=3.0)).word == "change"
+    assert judge.verdict(session(wide, noise=0.2, variation=0.5)).reason.startswith("host busy")

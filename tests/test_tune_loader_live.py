@@ -60,6 +60,48 @@ def test_an_iterable_that_is_not_split_is_scored_by_its_distinct_rows() -> None:
     assert plain.rate == pytest.approx(plain.samples / plain.seconds)
 
 
+FIRST_ROWS = """\
+import os
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    seen = 0
+    def __len__(self):
+        return 10000
+    def __getitem__(self, index):
+        if self.seen != os.getpid():
+            self.seen = os.getpid()
+            with open("first", "a") as file:
+                file.write(f"{index}\\n")
+        return torch.zeros(4)
+def make():
+    return DataLoader(Rows(), batch_size=8, shuffle=True)
+"""
+
+
+def test_trials_do_not_all_draw_the_same_rows(tmp_path: Path) -> None:
+    (tmp_path / "first_rows.py").write_text(FIRST_ROWS)
+    with Candidates([target_command("first_rows.py:make", {})], cwd=tmp_path) as candidates:
+        hello = candidates.connect(180)[0]
+        runner = LiveRunner(candidates, deadline=time.monotonic() + 120, start_method=hello["start_method"])
+        for _ in range(3):
+            assert runner.trial(Setting(workers=0), 0.05, "ladder").rate
+    assert len(set((tmp_path / "first").read_text().split())) == 3
+
+
+def test_a_few_dear_rows_are_uneven_and_a_disturbed_one_is_not() -> None:
+    def variation(target: str) -> float:
+        with Candidates([target_command(target, {})], cwd=SCRIPTS) as candidates:
+            candidates.connect(180)
+            look = {"do": "preflight", "seconds": 3.0, "deadline_s": 60.0, "hang_s": 20.0}
+            found = read_preflight(candidates.ask(look, deadline_s=70)[0])
+        assert found.row_variation is not None
+        return found.row_variation
+
+    assert variation("six.py:heavy_tail") > 1.5  # one row in twenty costs sixty times the others
+    assert variation("events.py:disturbed") < 0.5  # one row slept, once
+
+
 def test_a_hang_is_told_with_row_line_and_stack() -> None:
     (found,) = trials("hangs", 2, hang_s=1.0)
     line = next(n for n, text in enumerate((SCRIPTS / "events.py").read_text().splitlines(), 1) if "3600" in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -66,6 +67,33 @@ def test_a_bad_present_setting_is_told_by_its_factor() -> None:
         assert found.over_present is not None
         covered += found.over_present.low < 8 < found.over_present.high
     assert covered >= 36, f"the interval held the true factor in {covered} of 40 runs"
+
+
+def test_a_plain_difference_is_not_confirmed_over_and_over() -> None:
+    host = Host(
+        rate=lambda workers, _: float(max(1, workers)), start_s=0.2, noise=0.02, rng=random.Random(5), budget_s=60.0
+    )
+    search(host, Space(most_workers=8, cpus=8, present=Setting(workers=1)))
+    assert host.trials.count(Setting(workers=1)) <= 3
+
+
+def test_variants_are_tried_until_they_are_told_apart() -> None:
+    """A tenth faster, at 6 percent noise: one pair of trials would not tell."""
+    found = 0
+    for seed in range(30):
+
+        class Faster(Host):
+            def run(self, setting: Setting, seconds: float, purpose: simulation.Purpose) -> float | None:
+                value = super().run(setting, seconds, purpose)
+                return value * (1.0 if setting.in_order else 1.1) if value else value
+
+        host = Faster(rate=lambda workers, _: float(max(1, workers)), start_s=0.2, noise=0.06,
+                      rng=random.Random(seed), budget_s=60.0)  # fmt: skip
+        variant = [lambda setting: dataclasses.replace(setting, in_order=False)]
+        outcome = search(host, Space(most_workers=8, cpus=8, window_s=2.4, prefetches=(2,), variants=tuple(variant)))
+        ((_, ratio),) = outcome.variants
+        found += ratio.low > 1
+    assert found >= 20, f"found in {found} of 30 runs"
 
 
 def test_the_search_ends_at_the_knee_of_the_step() -> None:

@@ -73,12 +73,12 @@ def verdict(session: Session) -> Judgement:
     best = _with_variants(rows)
     present = session.present()
     ratio = rows.over_present
-    busy = rows.noise >= BUSY_NOISE or _others(session) > BUSY_SHARE
+    busy = _is_busy(session, rows)
     choice = _choice(session, best, rows)
     reached = _reaches(session, present)
     if present is None:
         if busy and (rows.over_zero is None or not _clear(rows.over_zero)):
-            return Judgement(word="no verdict", reason=_busy(session, rows), choice=choice)
+            return Judgement(word="no verdict", reason=_unclear(session, rows), choice=choice)
         return Judgement(word="change", reason="the best of what was tried", choice=choice, gain=_gain(rows.over_zero))
     if reached and present.workers <= best.workers:
         return Judgement(
@@ -103,7 +103,7 @@ def verdict(session: Session) -> Judgement:
             gain=_gain(ratio),
         )
     if busy or ratio.high / ratio.low > WIDE:
-        return Judgement(word="no verdict", reason=_busy(session, rows), choice=_present_choice(session))
+        return Judgement(word="no verdict", reason=_unclear(session, rows), choice=_present_choice(session))
     if ratio.value == 1:
         return Judgement(
             word="keep", reason="the present setting is the best of what was tried", choice=_present_choice(session)
@@ -305,10 +305,27 @@ def _others(session: Session) -> float:
     return (foreign or 0.0) / max(1.0, float(session.hello.get("cpus") or 1))
 
 
-def _busy(session: Session, rows: Outcome) -> str:
-    foreign = foreign_cpu(_trials(session))
-    beside = f"; other processes keep {foreign:.1f} CPUs busy" if foreign is not None and foreign > 0.3 else ""
-    return f"host busy: one trial differs from the next by {rows.noise:.0%}{beside}"
+def _row_noise(session: Session) -> float:
+    """How far one trial is from the next because they fetch other rows, relative: no fault of the host."""
+    counts = [trial.samples for trial in _trials(session) if trial.rate and trial.workers and trial.part == "real"]
+    return (session.preflight.row_variation or 0.0) / math.sqrt(max(1.0, statistics.median(counts))) if counts else 0.0
+
+
+def _is_busy(session: Session, rows: Outcome) -> bool:
+    return rows.noise >= max(BUSY_NOISE, 2 * _row_noise(session)) or _others(session) > BUSY_SHARE
+
+
+def _unclear(session: Session, rows: Outcome) -> str:
+    """Why the trials give no verdict."""
+    if _is_busy(session, rows):
+        foreign = foreign_cpu(_trials(session))
+        beside = f"; other processes keep {foreign:.1f} CPUs busy" if foreign is not None and foreign > 0.3 else ""
+        return f"host busy: one trial differs from the next by {rows.noise:.0%}{beside}"
+    if 2 * _row_noise(session) >= rows.noise:
+        why = f"rows cost so differently that one trial differs from the next by {rows.noise:.0%}"
+    else:
+        why = "too few trials fitted into the budget"
+    return f"{why}: give a larger --budget"
 
 
 def _gain(ratio: Ratio | None) -> Gain | None:

@@ -104,6 +104,7 @@ class LiveRunner:
             "pin_memory": pin_memory,
             "part": part,
             "device": device,
+            "seed": None if device else len(self.trials),  # on the device it is the user's own process that draws
             "seconds": seconds,
             "step_ms": self.step_ms,
             "step_cpu_ms": self.step_cpu_ms,

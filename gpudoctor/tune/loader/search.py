@@ -18,6 +18,7 @@ DEFAULT_PREFETCH = 2  # torch's own
 PREFETCHES = (1, 2, 4, 8)
 WINDOW_S = 1.2  # of one trial; more where starting the workers takes longer than that
 LONG_WINDOW_S = 1.6
+UNEVEN_WINDOW_S = 2.4  # where rows cost so differently that a window of few of them tells little
 # A setting within 1 % of the best is as good (or within what is not known of their difference, up to 2.5 %), and the
 # smallest of those is chosen; the search goes on while another one may be 3 % better at 2 standard deviations.
 AS_GOOD, AS_GOOD_MOST, UNKNOWN_SHARE = 0.01, 0.025, 0.7
@@ -26,6 +27,8 @@ LADDER_GAIN, LADDER_DROP = 1.05, 0.75  # two rungs that gain less, or one that l
 AT_ONCE = 2  # settings between two fits; tried in turn with the best one, so that drift favours none
 CONFIRM_SHARE = 0.25  # of the budget at most, kept for the confirmation against the user's own setting
 CONFIRM_ROUNDS = 3
+PLAIN, PLAIN_DEVIATIONS = 1.25, 4.0  # a difference so large and sure is not confirmed any further
+VARIANT_PAIRS = 6
 NEAR = 0.8  # of the best rate: then 0 workers are confirmed as well
 MOST_FAILURES = 3
 MINIMUM_GAIN = 1.02
@@ -77,6 +80,7 @@ class Space:
     fits: Callable[[Setting], bool] = lambda _: True
     variants: tuple[Callable[[Setting], Setting], ...] = ()
     prefetches: tuple[int, ...] = PREFETCHES
+    window_s: float = WINDOW_S
     base: Setting = field(default_factory=lambda: Setting(workers=0))  # what all cells share, such as whole_batch
 
 
@@ -112,8 +116,9 @@ class Search:
         self.runner, self.space = runner, space
         self.outcome = Outcome()
         self.surface = Surface(self._cells())
-        self.window_s = WINDOW_S
+        self.window_s = space.window_s
         self.reserve_s = self._confirmation_s() if space.present is not None else 0.0
+        self.dear = False  # starting workers takes longer than a window
         self.excluded: set[Cell] = set()
 
     def search(self) -> Outcome:
@@ -178,8 +183,9 @@ class Search:
             if present is not None and self._reached(present):
                 return  # what is left to find are fewer workers
         start_s = self.runner.expected_s(self._setting((1, DEFAULT_PREFETCH)), self.window_s) - self.window_s
-        if start_s > self.window_s:
-            self.window_s = LONG_WINDOW_S
+        self.dear = start_s > WINDOW_S
+        if self.dear:
+            self.window_s = max(self.window_s, LONG_WINDOW_S)
         poor = 0
         for workers in self._rungs():
             if len(self.outcome.failures) >= MOST_FAILURES:
@@ -200,7 +206,7 @@ class Search:
         most = self.space.most_workers
         rungs = {2**power for power in range(most.bit_length()) if 2**power <= most}
         rungs |= {most, min(self.space.cpus, most)} - {0}
-        if self.window_s > WINDOW_S and most > 1:
+        if self.dear and most > 1:
             rungs.discard(1)  # one worker alone brings little (overlap apart), and here each start is dear
         if self.space.first is not None and most:
             first = min(most, max(1, self.space.first))
@@ -318,8 +324,9 @@ class Search:
             fit = self.surface.fit()
             best = self._best(fit)
             cells = [self.surface.cells[row] for row in dict.fromkeys((self._choice(fit), best))]
-            if self.space.present is not None and self._present_cell() in self.surface.index:
-                cells.append(self.space.present.cell)
+            own = self._present_cell()
+            if own in self.surface.index and not (number and self._plain(fit, self._choice(fit), own)):
+                cells.append(own)
             zero = self.surface.index[0, DEFAULT_PREFETCH]
             if zero in self.surface.rows and fit.mean[zero] > fit.mean[best] + math.log(NEAR):
                 cells.append((0, DEFAULT_PREFETCH))
@@ -330,6 +337,11 @@ class Search:
                 return
             for cell in cells if number % 2 else reversed(cells):
                 self._try(cell, "confirm")
+
+    def _plain(self, fit: Fit, one: int, cell: Cell) -> bool:
+        other = self.surface.index[cell]
+        difference = abs(float(fit.mean[one] - fit.mean[other]))
+        return difference > max(math.log(PLAIN), PLAIN_DEVIATIONS * float(fit.deviations_from(other)[one]))
 
     def _confirmation_s(self) -> float:
         """Time for the rounds of the present setting and the best one, as far as the budget's share goes."""
@@ -356,7 +368,7 @@ class Search:
             if setting == self._setting(cell):
                 continue
             pairs: list[tuple[float, float]] = []
-            for _ in range(CONFIRM_ROUNDS):
+            for _ in range(VARIANT_PAIRS):
                 other_s = self.runner.expected_s(setting, self.window_s)
                 if other_s + self.runner.expected_s(self._setting(cell), self.window_s) > self.runner.left_s():
                     break
@@ -366,8 +378,15 @@ class Search:
                     break
                 self.outcome.repeats.setdefault(setting, []).append(other)
                 pairs.append((own, other))
+                ratio = _paired(pairs, self._trial_noise(self.surface.fit()))
+                if len(pairs) > 1 and (ratio.low > 1 or ratio.high < MINIMUM_GAIN):
+                    break
             if pairs:
-                self.outcome.variants.append((setting, _paired(pairs, self.surface.fit().noise)))
+                self.outcome.variants.append((setting, _paired(pairs, self._trial_noise(self.surface.fit()))))
+
+    def _trial_noise(self, fit: Fit) -> float:
+        """Of one trial as they were made here; half of it is the host's, which a longer window does not even out."""
+        return fit.noise * math.sqrt(0.5 + 0.5 * WINDOW_S / self.window_s)
 
     def _conclude(self) -> None:
         fit = self.surface.fit()
@@ -378,7 +397,7 @@ class Search:
         for row in set(self.surface.rows):
             outcome.rates[self._setting(self.surface.cells[row])] = math.exp(float(fit.mean[row]))
         rate = outcome.rates[outcome.best]
-        half = 1.96 * fit.noise / math.sqrt(max(1, self.surface.rows.count(choice)))
+        half = 1.96 * self._trial_noise(fit) / math.sqrt(max(1, self.surface.rows.count(choice)))
         outcome.interval = Ratio(value=rate, low=rate * math.exp(-half), high=rate * math.exp(half))
         present = self._present_cell()
         if present is not None and self.surface.index.get(present) in self.surface.rows:

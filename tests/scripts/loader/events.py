@@ -27,6 +27,18 @@ class Sleeps(Rows):
         return super().__getitem__(index)
 
 
+class Disturbed(Sleeps):
+    """Two rows wait for something from outside that does not come back."""
+
+    waited = 0
+
+    def __getitem__(self, index):
+        if index in (20, 60) and self.waited < 2:
+            self.waited += 1
+            time.sleep(0.1)
+        return super().__getitem__(index)
+
+
 class Raises(Rows):
     def __getitem__(self, index):
         if index == 37:
@@ -133,6 +145,10 @@ def raises():
 
 def raises_late():
     return DataLoader(RaisesLate(), batch_size=8, num_workers=2)
+
+
+def disturbed():
+    return DataLoader(Disturbed(), batch_size=8)
 
 
 def stops():

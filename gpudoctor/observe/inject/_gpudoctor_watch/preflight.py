@@ -4,35 +4,27 @@ Rows come in the order of the loader's own sampler. What the system can tell (st
 threads) is asked for each pass, so that waiting, computing and reading are told apart.
 """
 
-import io
 import os
-import pickle
 import sys
 import time
 
-from _gpudoctor_watch import in_worker, pools
+from _gpudoctor_watch import held, in_worker, pools
 
-MOST_ROWS = 64
+MOST_ROWS = 256  # fewer may hold one or none of the dear rows that decide how uneven they are
 _LEAST_CPU_S = 0.005  # of which a share can be told
+MOST_AGAIN = 8  # of the slowest rows
 MOST_FAILED = 4  # rows in turn that raise, before the look ends
 DROP_BYTES = 256 * 2**20  # larger files keep their place in the page cache: others may be reading them
-_HANDLES = {
-    "h5py._hl.files": "h5py.File",
-    "zipfile": "zipfile.ZipFile",
-    "tarfile": "tarfile.TarFile",
-    "lmdb": "lmdb.Environment",
-    "sqlite3": "sqlite3.Connection",
-}
 
 
 def look(loader, seconds, mapped, folder):
     """The facts of a LoaderPreflight; a row that fails ends the look and is told as a fault."""
     facts = {"notes": []}
     dataset = loader.dataset
-    facts["handles"] = sorted(set(_handles(dataset, "", 0, set())))[:20]
+    facts["handles"] = sorted(set(held.handles(dataset, "", 0, set())))[:20]
     every = getattr(loader, "snapshot_every_n_steps", None)
     facts["snapshot_every"] = every if isinstance(every, int) else None
-    _pickled(loader, facts)
+    held.pickled(loader, facts)
     in_worker.put(mapped, 1, in_worker.PID, os.getpid())
     looked = _Look(loader, seconds, mapped)
     try:
@@ -51,107 +43,6 @@ def look(loader, seconds, mapped, folder):
 
 
 # --- open files -------------------------------------------------------------------------------------------------------
-
-
-def _handles(value, path, depth, seen):
-    """Open files among the attributes, a few levels deep. Properties are not called."""
-    if depth > 3 or id(value) in seen or len(seen) > 5000:
-        return
-    seen.add(id(value))
-    if depth:
-        kind = _handle_kind(value)
-        if kind is not None:
-            yield f"{path}: {kind}"
-            return
-    if isinstance(value, dict):
-        items = [(f"{path}[{key!r}]"[:80], item) for key, item in list(value.items())[:50]]
-    elif isinstance(value, (list, tuple)):
-        items = [(f"{path}[{number}]", item) for number, item in enumerate(value[:50])]
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and type(value).__module__ != "torch":
-        items = [(f"{path}.{name}" if path else name, item) for name, item in list(vars(value).items())[:200]]
-    else:
-        return
-    for name, item in items:
-        if isinstance(item, (str, bytes, int, float, bool, type(None))):
-            continue
-        yield from _handles(item, name, depth + 1, seen)
-
-
-def _handle_kind(value):
-    if isinstance(value, io.IOBase):
-        if isinstance(value, (io.BytesIO, io.StringIO)) or value.closed or not value.readable():
-            return None
-        return "open file"
-    module, name = type(value).__module__, type(value).__name__
-    for prefix, shown in _HANDLES.items():
-        if (module == prefix or module.startswith(prefix + ".")) and name == shown.rpartition(".")[2]:
-            try:
-                return shown if _is_open(value, shown) else None
-            except Exception:
-                return shown
-    return None
-
-
-def _is_open(value, kind):
-    if kind == "h5py.File":
-        return bool(value)  # False once closed
-    if kind == "zipfile.ZipFile":
-        return value.fp is not None
-    if kind == "tarfile.TarFile":
-        return not value.closed
-    return True
-
-
-# --- pickling ---------------------------------------------------------------------------------------------------
-
-
-class _Count(io.RawIOBase):
-    def __init__(self):
-        self.total = 0
-
-    def writable(self):
-        return True
-
-    def write(self, data):
-        size = memoryview(data).nbytes
-        self.total += size
-        return size
-
-
-class _Pickler(pickle.Pickler):
-    """Counts what tensors and arrays would take, and does not copy them."""
-
-    def __init__(self, file):
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.arrays = 0
-
-    def reducer_override(self, value):
-        torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
-        if type(value) is torch.Tensor:
-            self.arrays += value.numel() * value.element_size()
-            return int, ()
-        if numpy is not None and type(value) is numpy.ndarray and value.dtype != object:
-            self.arrays += value.nbytes
-            return int, ()
-        return NotImplemented
-
-
-def _pickled(loader, facts):
-    """What a spawned worker would be sent: the dataset, the collate function and worker_init_fn."""
-    count = _Count()
-    pickler = _Pickler(count)
-    try:
-        pickler.dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-        facts["pickle_bytes"] = count.total + pickler.arrays
-    except BaseException as error:
-        text = (str(error).strip().splitlines() or [""])[0][:300]
-        facts["pickle_error"] = f"{type(error).__name__}: {text}"
-    dataset = loader.dataset
-    if hasattr(dataset, "state_dict"):
-        try:
-            facts["state_bytes"] = len(pickle.dumps(dataset.state_dict()))
-        except Exception as error:
-            facts["notes"].append(f"state_dict of the dataset: {type(error).__name__}")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------
@@ -257,6 +148,7 @@ class _Look:
         if not timed:
             return
         self._costs(timed, facts, count_of=len if whole else None)
+        self._slowest(timed, whole, facts)
         self._again(timed, whole, facts)
         self._collated(first_batch, facts, auto=not (whole and self.loader.batch_sampler is None))
 
@@ -270,7 +162,8 @@ class _Look:
             row, *cost = self._timed(lambda: next(iterator, _END))
             if row is _END:
                 break
-            rows.append(row)
+            if len(rows) < size:
+                rows.append(row)
             timed.append((None, *cost))
         facts["draws_random"] = _random_states(self.loader.dataset)[0] != before[0]
         if not timed:
@@ -303,11 +196,21 @@ class _Look:
         facts["row_mean_ms"] = mean
         facts["row_max_ms"] = max(walls)
         if len(walls) >= 8 and mean > 0:
-            usual = sorted(walls)[:-1]  # one row may have been disturbed
-            middle = sum(usual) / len(usual)
-            facts["row_variation"] = (sum((wall - middle) ** 2 for wall in usual) / len(usual)) ** 0.5 / middle
+            facts["row_variation"] = _variation(sorted(walls)[: -max(1, len(walls) // 64)])  # may have been disturbed
         total = sum(wall for _, wall, _, _ in timed)
         facts["cpu_share"] = min(1.0, sum(cpu for _, _, cpu, _ in timed) / total) if total > 0 else None
+
+    def _slowest(self, timed, whole, facts):
+        """The slowest rows once more: dear each time, or disturbed from outside?"""
+        walls = [entry[1] for entry in timed]
+        if whole or len(walls) < 8 or sum(walls) <= 0:
+            return
+        for number in sorted(range(len(walls)), key=walls.__getitem__)[-MOST_AGAIN:]:
+            if time.monotonic() > self.deadline + 1.0:
+                return
+            _, wall, *_ = self._tried(timed[number][0])
+            walls[number] = min(walls[number], wall if wall is not None else walls[number])
+        facts["row_variation"] = _variation(walls)
 
     def _again(self, timed, whole, facts):
         """The same rows once more: from memory if they were read from storage, and equal if nothing is drawn."""
@@ -460,3 +363,9 @@ def _random_states(dataset):
         states.append(hash(numpy.random.get_state()[1].tobytes()) ^ numpy.random.get_state()[2])
     stored = {name: repr(in_worker.generator_state(value)) for name, value in in_worker.stored_generators(dataset)}
     return states, stored
+
+
+def _variation(walls):
+    """Standard deviation over mean."""
+    middle = sum(walls) / len(walls)
+    return (sum((wall - middle) ** 2 for wall in walls) / len(walls)) ** 0.5 / middle

@@ -103,6 +103,10 @@ class Times:
 def run(loader, setting, mapped):
     """The facts of a LoaderTrial that can be seen from here."""
     torch = sys.modules["torch"]
+    if setting.get("seed") is not None:
+        # Forked from one process, all trials would draw the same order, and agree on what its first rows cost.
+        # torch.manual_seed would ask for CUDA, which a forked child must not.
+        torch.default_generator.manual_seed(setting["seed"])
     configure(loader, setting)
     expected = _length(loader, setting)
     if setting["workers"] == 0:

@@ -21,6 +21,7 @@ EditKind = Literal[
     "drop-call",
     "log-every",
     "call-argument",
+    "gradient-sync",
     "setting",
 ]
 

@@ -15,6 +15,7 @@ from gpudoctor.prescribe.call_edit import add_setting, set_call_arguments
 from gpudoctor.prescribe.collect import collect_device
 from gpudoctor.prescribe.defer import defer_read
 from gpudoctor.prescribe.disk import apply_to_disk, encoding_of, revert, unified_diff
+from gpudoctor.prescribe.gradient_sync import gradient_sync
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
 from gpudoctor.prescribe.log_edit import EVERY, log_every
@@ -36,6 +37,7 @@ _ORDER = (
     "collect-device",
     "defer-read",
     "call-argument",
+    "gradient-sync",
     "log-every",
     "setting",
 )
@@ -122,6 +124,8 @@ def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str,
             return log_every(tree, line, int(edit.arguments.get("every") or EVERY)), None, 1
         case "call-argument":
             return set_call_arguments(tree, line, edit.arguments), None, 0
+        case "gradient-sync":
+            return gradient_sync(tree, line), None, 1
         case "setting":
             return add_setting(tree, line, edit.name), None, 0
         case "drop-call":

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpudoctor.model import Change, Edit
+from gpudoctor.prescribe import gradient_sync
 from gpudoctor.prescribe.call_edit import find_calls, written
 from gpudoctor.prescribe.proposal import Proposal
 from gpudoctor.prescribe.tree import CannotEditError, Tree, parse
@@ -29,10 +30,7 @@ def rank_changes(proposal: Proposal) -> Iterator[Change]:
         for call, site in calls:
             yield from _arguments(proposal, tree, call, site)
         if calls and accumulates and "no_sync" not in everything:
-            yield proposal.advice(
-                "PLN013", calls[0][1], "ddp", "no_sync() while gradients accumulate", "exact",
-                "gradients are exchanged in each backward pass, only the last before an optimizer step needs it",
-            )  # fmt: skip
+            yield _accumulation(proposal, tree, file, calls[0][1])
         yield from _advice(proposal, file, text, everything)
 
 
@@ -58,6 +56,22 @@ def _arguments(proposal: Proposal, tree: Tree, call: object, site: str) -> Itera
             edits=[Edit(kind="call-argument", site=site, name="DDP", arguments={"gradient_as_bucket_view": True})],
             reason="gradients need not be copied into the buckets that are exchanged",
         )
+
+
+def _accumulation(proposal: Proposal, tree: Tree, file: str, site: str) -> Change:
+    """Sums of other groupings of the same numbers: equal but for their last digits."""
+    title, why = (
+        "gradients exchanged once a step",
+        "each backward pass exchanges them, only the last before a step has to",
+    )
+    try:
+        forward, _, _ = gradient_sync.find(tree)
+    except CannotEditError as error:
+        return proposal.advice(
+            "PLN013", site, "ddp", "no_sync() while gradients accumulate", "numerics", f"{why}; {error}"
+        )
+    edit = Edit(kind="gradient-sync", site=f"{file}:{tree.lines(forward)[0]}", name="DDP")
+    return proposal.change(rule="PLN013", mechanism="ddp", title=title, kind="numerics", edits=[edit], reason=why)
 
 
 def _advice(proposal: Proposal, file: str, text: str, everything: str) -> Iterator[Change]:

@@ -110,6 +110,12 @@ def test_time_ends_a_run_at_a_step(tmp_path: Path) -> None:
     assert record.steps
 
 
+def test_a_start_that_takes_all_the_time_still_leaves_some_steps(tmp_path: Path) -> None:
+    text = LOOP + "import time\ntime.sleep(0.5)\ntrain(1000, lambda step: time.sleep(0.01))\n"
+    record = only(watch_text(tmp_path, text, max_seconds=0.1, least_steps=7))
+    assert (record.ended, len(record.steps)) == ("time", 7)
+
+
 SPAWNED_RANKS = """\
 import os, sys, time, torch
 import torch.distributed as dist

@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 import test_prescribe_waits as waits
-from test_prescribe_changes import CASE, COPIES, LOADER
+from test_prescribe_changes import CASE, COPIES, LOADER, TEXT
 
-from gpudoctor.model import Change, Edit, Watched, WatchRecord
-from gpudoctor.tune.candidates import candidates, with_the_stall
+from gpudoctor.model import Change, ChangeClass, Edit, FetchProbe, LoaderChoice, LoaderStudy, Watched, WatchRecord
+from gpudoctor.rules import studies
+from gpudoctor.tune import loader_study
+from gpudoctor.tune.candidates import candidates, with_the_stall, workers_to_choose
 from gpudoctor.tune.runner import CommandRunner
 from gpudoctor.tune.sandbox import Sandbox
 from gpudoctor.tune.search import Group
 
+EXACT_ROWS = FetchProbe(
+    rows=64, row_by_row_ms=10.0, whole_batch_ms=9.0, equal=True, draws_random=False, repeatable=True
+)
 
-def groups(tmp_path: Path, text: str, *allow: Any, **values: Any) -> tuple[list[Group], tuple[Change, ...]]:
+
+def groups(
+    tmp_path: Path, text: str, *allow: Any, study: LoaderStudy | None = None, **values: Any
+) -> tuple[list[Group], tuple[Change, ...]]:
     (tmp_path / waits.FILE).write_text(text)
     record = WatchRecord(pid=1, watched_s=10.0, cuda=True, device="cuda:0", optimizer_steps=100, **values)
-    case = dataclasses.replace(CASE, watched=Watched(command=("python",), cwd=str(tmp_path), records=(record,)))
+    watched = Watched(command=("python",), cwd=str(tmp_path), records=(record,))
+    case = dataclasses.replace(CASE, watched=watched, loader=study)
     runner = CommandRunner(
         ("python", waits.FILE), cwd=tmp_path, sandbox=Sandbox(root=tmp_path, own=None, reason="no run"), deadline=1.0,
         step_at=None, guard_writes=True, on_trial=lambda _: None,
@@ -78,3 +87,54 @@ def test_numerics_are_offered_only_when_allowed(tmp_path: Path, allow: tuple[str
     )
     assert [group.mechanism for group in found] == (["sync", "optimizer"] if "numerics" in allow else ["sync"])
     assert advice == ()
+
+
+def study_of(**changes: Any) -> LoaderStudy:
+    found = studies.case_of(loader={"site": LOADER.site, "num_workers": 0}, **changes).loader
+    assert found is not None
+    return found
+
+
+def settings_tried(found: list[Group]) -> list[list[str]]:
+    return [[change.title for change in option] for group in found for option in group.options]
+
+
+LADDER = [["num_workers=2"], ["num_workers=4"], ["num_workers=15"]]
+CHOICE = LoaderChoice(arguments={"num_workers": 6, "prefetch_factor": 4, "in_order": False})
+
+
+@pytest.mark.parametrize(
+    ("allow", "study", "tried"),
+    [
+        (("exact",), None, LADDER),
+        (("exact",), {"verdict": "no verdict", "choice": CHOICE}, LADDER),
+        (("exact",), {"verdict": "change", "choice": CHOICE}, [["num_workers=6", "prefetch_factor=4"]]),
+        (("exact", "stochastic"), {"verdict": "change", "choice": CHOICE},
+         [["num_workers=6", "prefetch_factor=4", "in_order=False"]]),
+        (("exact",), {"verdict": "keep"}, []),
+        (("exact",), {"verdict": "change", "choice": CHOICE, "site": "other.py:3"},
+         LADDER),
+    ],
+)  # fmt: skip
+def test_a_search_over_the_loader_stands_in_for_trials_of_each_number_of_workers(
+    tmp_path: Path, allow: tuple[ChangeClass, ...], study: dict[str, Any] | None, tried: list[list[str]]
+) -> None:
+    assert LOADER.site.partition(":")[0] == waits.FILE
+    loader = dataclasses.replace(LOADER, fetch_probe=EXACT_ROWS)
+    known = study_of(**study) if study is not None else None
+    found, _ = groups(tmp_path, TEXT, *allow, study=known, loaders=(loader,), batches=100)
+    assert settings_tried(found) == tried
+    assert workers_to_choose(found) == (LOADER.site if len(tried) > 1 else None)
+
+
+def test_a_search_is_made_only_where_it_is_cheap_beside_whole_trials() -> None:
+    def seconds(left_s: float, start_up_s: float, ranks: int = 1) -> float | None:
+        records = tuple(WatchRecord(pid=pid, start_up_s=start_up_s, optimizer_steps=50) for pid in range(ranks))
+        watched = Watched(command=("python",), cwd="/w", records=records)
+        return loader_study.search_s(dataclasses.replace(CASE, watched=watched), left_s)
+
+    assert seconds(580.0, 8.0) == pytest.approx(50.0)
+    assert seconds(3600.0, 8.0) == loader_study.MOST_S
+    assert seconds(130.0, 6.0) is None  # slow_scripts/images with --budget 150: trials tell more for their time
+    assert seconds(580.0, 50.0) is None
+    assert seconds(580.0, 8.0, ranks=2) is None

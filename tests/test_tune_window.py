@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudoctor.model import Change, Step, Watched, WatchRecord
+from gpudoctor.model import Case, Change, Step, Watched, WatchRecord
 from gpudoctor.tune import session as tuning
 from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner
 from gpudoctor.tune.sandbox import Sandbox
@@ -71,3 +71,18 @@ def test_a_trial_is_expected_to_take_as_long_as_the_last_one_to_which_it_adds() 
     assert made.expected_s([MORE]) == 18.0
     made.seconds[(label(CHANGE), label(MORE))] = 7.0
     assert made.expected_s([CHANGE, MORE]) == 7.0
+
+
+def test_nothing_to_change_is_not_said_of_steps_too_few_to_tell() -> None:
+    def why(watched: Watched, budget_s: float = 60.0) -> str | None:
+        asked = options(budget_s)
+        session = tuning.Session(options=asked, on_stage=lambda _: None, machine=Case(), case=Case(watched=watched))
+        return tuning._too_few_steps(session, asked)
+
+    cut = why(seen(1, start_up_s=14.2, ended=False))
+    assert cut == (
+        "only 1 step was seen in the 15 s that the budget allows the first run (its start alone took 14 s): "
+        "give a larger --budget"
+    )
+    assert "made only 5 steps" in (why(seen(5, start_up_s=1.0, ended=True)) or "")
+    assert why(seen(tuning.MINIMUM_STEPS, start_up_s=14.2, ended=False)) is None

@@ -63,6 +63,7 @@ class WatchPlan:
     record_dir: str  # every watched process writes record-<pid>.json here, atomically
     steps: int | None = None  # stop after this many steps; None: let the script end by itself
     max_seconds: float | None = None  # stop at the first step after this time since process start
+    least_steps: int = 1  # that time does not end a process before so many steps
     step_at: str | None = None  # FILE:LINE that counts steps, decides over every other source
     loaders: tuple[LoaderOverride, ...] = ()
     patched: tuple[PatchedSource, ...] = ()

@@ -39,10 +39,9 @@ def render_human(envelope: Envelope, style: Style) -> str:
     # The trace of a profiler window is told with the steps that were watched before it.
     told = style.verbose <= 0
     blocks += [trace.traces(case.traces, style) for case in cases if case.traces and not (case.watched and told)]
+    told_here = envelope.prescription if envelope.command == "tune-loader" else None
     blocks += [
-        loader_curve.study(case.loader, envelope.prescription, style)
-        for case in cases
-        if case.loader and not case.loader.faults
+        loader_curve.study(case.loader, told_here, style) for case in cases if case.loader and not case.loader.faults
     ]
     blocks.append(tables.measurements(envelope, style))
     blocks.append(finding_lines(envelope.findings, style))

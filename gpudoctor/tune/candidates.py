@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpudoctor import checkup
 from gpudoctor.model import Case, Change, ChangeClass, Edit, Trial, WatchedLoader
 from gpudoctor.prescribe import changes as proposing
 from gpudoctor.source import later_use
+from gpudoctor.tune import loader_study
 from gpudoctor.tune import proof as proving
 from gpudoctor.tune.runner import CommandRunner
 from gpudoctor.tune.search import Group
@@ -61,9 +62,18 @@ def candidates(
     groups = []
     for mechanism in proposing.MECHANISMS:
         members = [change for change in with_the_stall(tried) if change.mechanism == mechanism]
-        if members:
-            groups.append(_group(mechanism, members, case, loader))
+        if members and (group := _group(mechanism, members, case, loader, allow)).options:
+            groups.append(group)
     return groups, tuple(advice), notes
+
+
+def workers_to_choose(groups: Sequence[Group]) -> str | None:
+    """The loader's site, where several numbers of workers would be tried and fetching whole batches is not on offer."""
+    if any(group.mechanism == "fetch" for group in groups):
+        return None
+    several = (group for group in groups if len(group.options) > 1)
+    changes = (change for group in several for change in group.options[0])
+    return next((change.edits[0].site for change in changes if _touches(change, {"num_workers"})), None)
 
 
 def with_the_stall(changes: Sequence[Change]) -> list[Change]:
@@ -88,10 +98,18 @@ def _busiest_loader(case: Case) -> WatchedLoader | None:
     return max(loaders, key=lambda loader: loader.wait_ms, default=None)
 
 
-def _group(mechanism: str, members: Sequence[Change], case: Case, loader: WatchedLoader | None) -> Group:
+def _group(
+    mechanism: str,
+    members: Sequence[Change],
+    case: Case,
+    loader: WatchedLoader | None,
+    allow: frozenset[ChangeClass],
+) -> Group:
     if all(change.environment for change in members):  # values of one setting
         return Group(mechanism=mechanism, options=tuple((change,) for change in members))
     split = [part for change in members for part in _split(change)]
+    studied = _as_studied(split, case, allow)
+    split = split if studied is None else studied
     units: list[frozenset[str]] = []
     copies = frozenset(change.id for change in split if _touches(change, {"pin_memory"}) or _moves(change))
     workers = frozenset(change.id for change in split if _touches(change, {"num_workers", "persistent_workers"}))
@@ -104,8 +122,8 @@ def _group(mechanism: str, members: Sequence[Change], case: Case, loader: Watche
         workers -= persistent
     if workers:
         units.append(workers)
-    options = [tuple(split)]
-    if loader is not None:
+    options = [tuple(split)] if split else []
+    if loader is not None and studied is None:
         options = _worker_options(split, case, loader)
     waits = mechanism in ("fetch", "loader")
     return Group(
@@ -136,6 +154,31 @@ def _touches(change: Change, names: set[str]) -> bool:
 
 def _moves(change: Change) -> bool:
     return any(edit.kind == "non-blocking" for edit in change.edits)
+
+
+def _as_studied(split: Sequence[Change], case: Case, allow: frozenset[ChangeClass]) -> list[Change] | None:
+    """The loader arguments that the search over the loader itself chose, in place of the proposed workers; None where
+    it was not made or cannot tell."""
+    target = next((change for change in split if _touches(change, {"num_workers"})), None)
+    found = loader_study.chosen(case.loader, target.edits[0].site) if target is not None else None
+    if target is None or found is None:
+        return None
+    result = []
+    for change in split:
+        if change is target:
+            result += [part for part in _studied(target, found) if part.change_class in allow]
+        elif not _touches(change, set(found)):
+            result.append(change)
+    return result
+
+
+def _studied(target: Change, found: Mapping[str, int | bool | None]) -> Iterator[Change]:
+    for number, (name, value) in enumerate(found.items(), start=1):
+        kind: ChangeClass = "stochastic" if name in ("persistent_workers", "in_order") else target.change_class
+        edit = dataclasses.replace(target.edits[0], arguments={name: value})
+        yield dataclasses.replace(
+            target, id=f"{target.id}.{number}", title=f"{name}={value}", change_class=kind, edits=(edit,)
+        )
 
 
 def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:

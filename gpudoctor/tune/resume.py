@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpudoctor import codec
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Change, Envelope, Prescription, Trial, TrialBasis, Watched
+from gpudoctor.model import Change, Envelope, LoaderStudy, Prescription, Trial, TrialBasis, Watched
 from gpudoctor.tune import stats
 from gpudoctor.tune.runner import CommandRunner
 from gpudoctor.tune.search import Group, Purpose, label
@@ -29,6 +29,7 @@ class Earlier:
 
     basis: TrialBasis
     watched: Watched
+    study: LoaderStudy | None
     prescription: Prescription
 
 
@@ -44,9 +45,10 @@ def read(out: Path) -> Earlier:
     told = envelope.prescription
     if envelope.command != "tune" or told is None or told.basis is None or envelope.case is None:
         raise GpudoctorError(f"{path} holds no trials that could be resumed", "run tune without --resume")
-    if envelope.case.watched is None:
+    case = envelope.case
+    if case.watched is None:
         raise GpudoctorError(f"{path} does not hold the watched run", "run tune without --resume")
-    return Earlier(basis=told.basis, watched=envelope.case.watched, prescription=told)
+    return Earlier(basis=told.basis, watched=case.watched, study=case.loader, prescription=told)
 
 
 def basis(runner: CommandRunner, groups: Sequence[Group], *, asked_steps: int | None, seconds: float) -> TrialBasis:

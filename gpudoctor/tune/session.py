@@ -24,16 +24,17 @@ from gpudoctor.model import (
     Scaling,
     TrialBasis,
     Watched,
+    WatchRecord,
 )
 from gpudoctor.prescribe import launch
 from gpudoctor.prescribe.workers import usable_cpus
-from gpudoctor.tune import candidates, outputs, resume, scaling, vetting, watched
+from gpudoctor.tune import candidates, loader_study, outputs, resume, scaling, vetting, watched
 from gpudoctor.tune import proof as proving
 from gpudoctor.tune.profiling import no_step
 from gpudoctor.tune.rank_commands import with_ranks
 from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failure, judge
 from gpudoctor.tune.sandbox import open_sandbox
-from gpudoctor.tune.search import Outcome, Search
+from gpudoctor.tune.search import Group, Outcome, Search
 
 DISCOVERY_SHARE = 0.25  # of the budget: the first, fully watched run ends here at the latest
 # What the rest of the budget has to hold, in runs of the unchanged command: itself, one trial, the proof (2.2) and two
@@ -107,10 +108,7 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
             earlier = None
             session.notes.append(f"the earlier trials are not used: {why_not}")
         seconds = _discover(session, runner) if earlier is None else _take_up(session, runner, earlier)
-        groups, session.advice, notes = candidates.candidates(
-            session.case, runner, select=options.select, ignore=options.ignore, allow=options.allow
-        )
-        session.notes += notes
+        groups = _candidates(session, runner, earlier)
         session.basis = resume.basis(runner, groups, asked_steps=options.steps, seconds=seconds)
         trials = runner if earlier is None else resume.Replay(runner, earlier, groups, note=session.notes.append)
         search = Search(trials, groups, vetting.Vetting(runner, session).vet)
@@ -119,7 +117,11 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
             on_stage(f"{sum(len(group.options) for group in groups)} settings to try")
             search.search()
         else:
-            session.outcome.reason = "no change is on offer: nothing that tune can change costs this command time"
+            few = _too_few_steps(session, options)
+            session.outcome.verdict = "no verdict" if few else "nothing"
+            session.outcome.reason = few or (
+                "no change is on offer: nothing that tune can change costs this command time"
+            )
         return _finish(session, runner)
     except (Interrupted, KeyboardInterrupt):
         return _interrupted(session)
@@ -162,6 +164,7 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     begun = time.monotonic()
     limit = options.budget_s * DISCOVERY_SHARE
     plan = runner.plan((), steps=options.steps, watch_calls=True, max_seconds=limit, probe_fetch=True)
+    plan = dataclasses.replace(plan, least_steps=MINIMUM_STEPS)
     seen, _ = runner.watch(plan, deadline_s=limit + START_UP_ALLOWANCE_S)
     elapsed = time.monotonic() - begun
     problem = failure(seen)
@@ -183,6 +186,50 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     return elapsed
 
 
+def _candidates(session: Session, runner: CommandRunner, earlier: resume.Earlier | None) -> list[Group]:
+    """The groups to try. Where several numbers of workers would be tried, the loader is searched on its own first."""
+
+    def look() -> tuple[list[Group], tuple[Change, ...], list[str]]:
+        options = session.options
+        return candidates.candidates(
+            session.case, runner, select=options.select, ignore=options.ignore, allow=options.allow
+        )
+
+    groups, session.advice, notes = look()
+    site = candidates.workers_to_choose(groups)
+    seconds = loader_study.search_s(session.case, runner.left_s())
+    found = earlier.study if earlier is not None else None
+    if earlier is None and site is not None and seconds is not None:
+        found, told = loader_study.study(session.case, runner, site, seconds=seconds, on_stage=session.on_stage)
+        session.notes += told
+    if found is not None:
+        session.case = dataclasses.replace(session.case, loader=found)
+        groups, session.advice, notes = look()
+    session.notes += notes
+    return groups
+
+
+def _too_few_steps(session: Session, options: Options) -> str | None:
+    """Why the watched steps are too few to say that nothing costs time, or None."""
+    assert session.case.watched is not None
+    slowest = min(proving.training_records(session.case.watched), key=_steps)
+    count = _steps(slowest)
+    if count >= MINIMUM_STEPS:
+        return None
+    if slowest.ended == "exit":
+        return (
+            f"the command made only {count} steps, too few to tell what they cost: let it make {MINIMUM_STEPS} or more"
+        )
+    if slowest.ended == "steps":
+        return f"--steps {count} is too few to tell what a step costs: give {MINIMUM_STEPS} or more"
+    seen = f"{count} step was" if count == 1 else f"{count} steps were"
+    start_up = f" (its start alone took {slowest.start_up_s:.0f} s)" if slowest.start_up_s else ""
+    return (
+        f"only {seen} seen in the {options.budget_s * DISCOVERY_SHARE:.0f} s that the budget allows the first "
+        f"run{start_up}: give a larger --budget"
+    )
+
+
 def _take_up(session: Session, runner: CommandRunner, earlier: resume.Earlier) -> float:
     """The watched run of the earlier tune in place of a fresh one, with its window."""
     _guard_files(session, runner, earlier.watched)
@@ -196,7 +243,7 @@ def _plan_by(session: Session, runner: CommandRunner, seen: Watched, elapsed: fl
     assert runner.steps is not None
     records = proving.training_records(seen)
     runner.baseline_s = elapsed
-    slowest = min(len(record.steps) or record.batches for record in records)
+    slowest = min(_steps(record) for record in records)
     if runner.steps < slowest:
         start_up = max(record.start_up_s or 0.0 for record in records)
         runner.baseline_s = start_up + (elapsed - start_up) * runner.steps / slowest
@@ -209,13 +256,17 @@ def _plan_by(session: Session, runner: CommandRunner, seen: Watched, elapsed: fl
 def _window(seen: Watched, elapsed: float, options: Options) -> int:
     """Steps of every trial: the whole run where the rest of the budget holds enough of them, else a part of it."""
     records = proving.training_records(seen)
-    count = min(len(record.steps) or record.batches for record in records)
+    count = min(_steps(record) for record in records)
     if _holds_whole_runs(elapsed, options) or count <= MINIMUM_STEPS:
         return count
     share = (options.budget_s - elapsed) / WINDOW_RUNS
     start_up = max(record.start_up_s or 0.0 for record in records)
     rate = count / max(elapsed - start_up, 1e-9)
     return max(MINIMUM_STEPS, min(count, int((share - start_up) * rate)))
+
+
+def _steps(record: WatchRecord) -> int:
+    return len(record.steps) or record.batches
 
 
 def _holds_whole_runs(elapsed: float, options: Options) -> bool:

@@ -20,7 +20,7 @@ from gpudoctor.source.device_use import device_lines
 from gpudoctor.tune.loader import judge
 from gpudoctor.tune.loader.limits import Limits, limits, present_setting
 from gpudoctor.tune.loader.live import LiveRunner, foreign_cpu, read_preflight
-from gpudoctor.tune.loader.search import Outcome, Search, Setting, Space
+from gpudoctor.tune.loader.search import UNEVEN_WINDOW_S, WINDOW_S, Outcome, Search, Setting, Space
 from gpudoctor.tune.loader.targets import Target
 from gpudoctor.tune.sandbox import open_sandbox
 
@@ -31,6 +31,7 @@ STEPS = 24
 PROBE_S = 6.0
 FEWEST_BATCHES = 3
 CAUSE_WINDOW_S = 0.8
+UNEVEN_SHARE = 0.04  # of the budget, for one trial of uneven rows at most
 UNEVEN = 0.2  # variation of the batches' cost from which order and prefetch may matter
 HELPERS = 0.1  # CPU time of other threads beside the fetching one
 WHOLE_FACTOR = 2.0  # whole batches at least so much faster than row by row
@@ -45,6 +46,7 @@ class Options:
     step_ms: float | None = None
     ranks: int = 1
     site: str | None = None
+    start_up_s: float = START_UP_ALLOWANCE_S
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Session:
     # the parts
 
     def _connect(self, candidates: Candidates) -> None:
-        greetings = candidates.connect(self.options.budget_s + START_UP_ALLOWANCE_S)
+        greetings = candidates.connect(self.options.budget_s + self.options.start_up_s)
         self.hello = greetings[0]
         self.ranks = max(len(greetings), 1)
         known = int(self.hello.get("local_ranks") or 1)
@@ -239,6 +241,7 @@ class Session:
             fits=bounds.fits,
             variants=tuple(variants),
             prefetches=(2, 4, 8) if uneven else (2,),
+            window_s=max(WINDOW_S, min(UNEVEN_WINDOW_S, UNEVEN_SHARE * self.options.budget_s)) if uneven else WINDOW_S,
             base=base,
         )
 

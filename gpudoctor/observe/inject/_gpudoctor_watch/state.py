@@ -13,6 +13,7 @@ DEFAULTS = {
     "record_dir": "",
     "steps": None,
     "max_seconds": None,
+    "least_steps": 1,
     "step_at": None,
     "loaders": (),
     "patched": (),

@@ -300,7 +300,7 @@ def _maybe_stop(rank):
             agreed = _agreed_stop()
             if agreed is not None and W.step_count >= agreed:
                 _over("time")
-        elif state.seconds_since_start() >= plan["max_seconds"]:
+        elif _time_is_up():
             _over("time")
 
 
@@ -328,6 +328,11 @@ def _ranks_here():
     return state.launched("LOCAL_WORLD_SIZE") or state.ranks()[1] or 1
 
 
+def _time_is_up():
+    """A slow start must not leave a single step to judge by."""
+    return W.step_count >= W.plan["least_steps"] and state.seconds_since_start() >= W.plan["max_seconds"]
+
+
 def _agreed_stop():
     """Ranks must leave after the same step: the first one out of time names a step some way ahead for all."""
     path = os.path.join(W.plan["record_dir"], "stop-at")
@@ -336,7 +341,7 @@ def _agreed_stop():
             return int(file.read() or 0) or None
     except FileNotFoundError:
         pass
-    if state.seconds_since_start() < W.plan["max_seconds"]:
+    if not _time_is_up():
         return None
     try:
         handle = os.open(f"{path}.{W.pid}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

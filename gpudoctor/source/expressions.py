@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable
 
-from gpudoctor.source import calls, conditions, loops, statements
+from gpudoctor.source import calls, classes, conditions, loops, statements
 from gpudoctor.source import frames as heat
 from gpudoctor.source import tensors as tensor_ops
 from gpudoctor.source.evaluator import STEPS, evaluate
@@ -91,7 +91,7 @@ def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
             return ANY
         return base.with_(mask=False, scalar=base.scalar and name in ("grad", "data"))
     if kind == INSTANCE:
-        return calls.instance_attribute(it, base, name, node)
+        return classes.instance_attribute(it, base, name, node)
     if kind == NAMED:
         full = f"{base.name}.{name}"
         if full == "os.environ":
@@ -117,7 +117,7 @@ def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
         place = MAYBE if _is_setting(node) else None  # args.device is chosen by a user, x.device only follows x
         return Value(DEVICE, device=place, why=it.why(node) if place else None)
     if kind == "class":
-        return calls.class_attribute(it, base, name)
+        return classes.class_attribute(it, base, name)
     return ANY
 
 
@@ -153,7 +153,7 @@ def _subscript(it: Interpreter, node: ast.Subscript) -> Value:
     if base.kind == OPTIMIZER:
         return NUMBER
     if base.kind == INSTANCE:
-        return calls.instance_item(it, base, index, node)
+        return classes.instance_item(it, base, index, node)
     return ANY
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from gpudoctor.source import calls, conditions, expressions, loops
+from gpudoctor.source import calls, classes, conditions, expressions, loops
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter, Scope
@@ -117,7 +117,7 @@ def assign(it: Interpreter, target: ast.expr, value: Value, *, augmented: bool =
         base = evaluate(it, target.value)
         if base.kind == INSTANCE:
             if base.ref.late is not None:
-                calls.fill(it, base)
+                classes.fill(it, base)
             set_attribute(base, target.attr, value)
     elif isinstance(target, ast.Subscript):
         _assign_item(it, target, value, augmented=augmented)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import calls, guess, packages, statements, tensors
+from gpudoctor.source import calls, guess, modules, packages, tensors
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter, Scope
 from gpudoctor.source.project import FRAMEWORK_BASES, Class, Function, dotted, looks_like_module
@@ -228,7 +228,7 @@ def instance_attribute(it: Interpreter, base: Value, name: str, node: ast.expr) 
             return value.with_(device=thing.device, why=thing.why)
         if value.kind == INSTANCE and value.ref.is_module and thing.is_module and thing.device in (GPU, MAYBE):
             value.ref.move(thing.device, thing.why)
-        return statements.resolve(it, value)
+        return modules.resolve(it, value)
     if thing.cls is not None:
         cls, scope = thing.cls
         found = find_method(it, cls, scope, name)

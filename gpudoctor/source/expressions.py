@@ -6,7 +6,7 @@ import ast
 import builtins
 from collections.abc import Callable
 
-from gpudoctor.source import calls, classes, conditions, loops, statements
+from gpudoctor.source import calls, classes, conditions, loops, modules, statements
 from gpudoctor.source import frames as heat
 from gpudoctor.source import tensors as tensor_ops
 from gpudoctor.source.evaluator import STEPS, evaluate
@@ -62,10 +62,10 @@ def _name(it: Interpreter, node: ast.Name) -> Value:
         if node.id in _BUILTINS:
             return named(f"builtins.{node.id}")
         stars = it.scopes.get(it.module.source.path)
-        found = statements.starred(it, stars, node.id) if stars is not None and stars.stars else None
-        return statements.resolve(it, found) if found is not None else ANY
+        found = modules.starred(it, stars, node.id) if stars is not None and stars.stars else None
+        return modules.resolve(it, found) if found is not None else ANY
     if value.kind == LAZY or (value.kind == PROJECT and not isinstance(value.ref, Scope)):
-        resolved = statements.resolve(it, value)
+        resolved = modules.resolve(it, value)
         scope: Scope | None = it.scope
         while scope is not None:  # so that it is resolved once
             if scope.names.get(node.id) is value:
@@ -100,10 +100,10 @@ def attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     if kind == PROJECT and isinstance(base.ref, Scope):
         found = base.ref.names.get(name)
         if found is not None:
-            return statements.resolve(it, found)
+            return modules.resolve(it, found)
         module = it.project.find(base.ref.module, name, 1)
         if module is not None:
-            return statements._module_value(it, module)
+            return modules.module_value(it, module)
         return ANY
     if kind == DEVICE:
         return NUMBER

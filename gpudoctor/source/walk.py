@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from gpudoctor.model import SourceLoader, SourceSite
-from gpudoctor.source import calls, classes, guess, lexical, statements, workers
+from gpudoctor.source import calls, classes, guess, lexical, modules, workers
 from gpudoctor.source import frames as heat
 from gpudoctor.source.conclude import conclude
 from gpudoctor.source.interpreter import ALONE_CALLS, LIBRARY_MODULES, Interpreter, Scope
@@ -81,10 +81,10 @@ def walk(project: Project, module: Module) -> Walked:
 def _walk(it: Interpreter, module: Module, result: Walked) -> None:
     text = module.source.text
     if _is_script(it.project, module):
-        statements.module_scope(it, module)
+        modules.module_scope(it, module)
     else:
         it.most_modules = LIBRARY_MODULES
-        statements.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
+        modules.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
     if _has_evidence(text) or any(word in text for word in _HOOKED):
         _alone(it, module)
     workers.check_loaders(it)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import calls, guess, modules, packages, tensors
+from gpudoctor.source import calls, guess, methods, modules, tensors
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter, Scope
 from gpudoctor.source.project import FRAMEWORK_BASES, Class, Function, dotted, looks_like_module
@@ -202,7 +202,7 @@ def call_instance(it: Interpreter, target: Value, given: Arguments, node: ast.Ca
                 return result
     if thing.is_module:
         return _module_output(it, target, given)
-    return packages.call_object(it, target, given, node)
+    return methods.call_object(it, target, given, node)
 
 
 def _module_output(it: Interpreter, target: Value, given: Arguments) -> Value:
@@ -331,7 +331,7 @@ def method(
         return calls.call(it, base.ref.attributes[name], given, node, before)
     if base.kind == TENSOR:
         return tensors.method(it, base, name, given, node)
-    return packages.method(it, base, name, given, node, before)
+    return methods.method(it, base, name, given, node, before)
 
 
 def _steps(base: Value, given: Arguments, node: ast.Call) -> bool:

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import builtin_calls, guess, packages, tensors
+from gpudoctor.source import builtin_calls, guess, moves, packages
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.names import LOGGER_METHODS, PROGRESS_METHODS, SCALAR_LOGGERS
 from gpudoctor.source.project import dotted
@@ -135,9 +135,9 @@ def _host_method(it: Interpreter, base: Value, name: str, given: Arguments, node
 def _unknown_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call, before: int) -> Value:
     del before
     if name == "to":
-        return tensors.move(it, base, given, node, name)
+        return moves.move(it, base, given, node, name)
     if name == "cuda":
-        return tensors.copy_to_device(it, base, name, node, Value(DEVICE, device=GPU, why=it.why(node)), False)
+        return moves.copy_to_device(it, base, name, node, Value(DEVICE, device=GPU, why=it.why(node)), False)
     if name in ("parameters", "named_parameters", "modules", "named_modules", "children", "buffers"):
         return _parameters(name, None, None)
     if name in ("items", "values"):
@@ -178,9 +178,9 @@ def _parameters(name: str, device: object, why: object) -> Value:
 def _module_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:
     thing = base.ref
     if name == "to":
-        return tensors.move(it, base, given, node, name)
+        return moves.move(it, base, given, node, name)
     if name == "cuda":
-        return tensors.copy_to_device(it, base, name, node, Value(DEVICE, device=GPU, why=it.why(node)), False)
+        return moves.copy_to_device(it, base, name, node, Value(DEVICE, device=GPU, why=it.why(node)), False)
     if name == "cpu":
         return base
     if name in _IN_PLACE:
@@ -253,7 +253,7 @@ def _object_method(it: Interpreter, base: Value, name: str, given: Arguments, no
     if owner.startswith(("accelerate", "lightning.Fabric")):
         return _framework_method(it, base, name, given, node)
     if name == "synchronize" and owner == "torch.cuda.current_stream":
-        it.note("synchronize", node, "current_stream().synchronize", None, line=tensors.line_of(node))
+        it.note("synchronize", node, "current_stream().synchronize", None, line=moves.line_of(node))
     if name in ("synchronize", "wait", "query", "wait_event", "wait_stream", "elapsed_time"):
         it.synchronised += 1
         if name == "elapsed_time":

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import builtin_calls, guess, loaders, tensors, torch_calls
+from gpudoctor.source import builtin_calls, guess, loaders, moves, tensors, torch_calls
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.names import LOGGER_METHODS, NAN_METRICS
 from gpudoctor.source.values import (
@@ -89,7 +89,7 @@ def model(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
     value.ref = Thing(None, name, is_module=True, site=it.site(node))
     placed = given.named.get("device") or given.named.get("device_map")
     if placed is not None:
-        where = tensors.as_device(
+        where = moves.as_device(
             it, placed, next((k.value for k in node.keywords if k.arg in ("device", "device_map")), None), node
         )
         if where is not None and (placed.const in ("auto", "balanced", "sequential") or where.device in (GPU, MAYBE)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from gpudoctor.source import classes, conditions, expressions, loops, modules
+from gpudoctor.source import classes, conditions, expressions, loops, modules, operators
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter
@@ -80,7 +80,7 @@ def _annotated(it: Interpreter, node: ast.AnnAssign) -> None:
 
 def _augmented(it: Interpreter, node: ast.AugAssign) -> None:
     old = evaluate(it, _loaded(node.target))
-    value = expressions.operate(it, node, node.op, old, evaluate(it, node.value))
+    value = operators.operate(it, node, node.op, old, evaluate(it, node.value))
     if value.kind == "host" and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Constant):
         value = host(tag="counter")
     assign(it, node.target, value, augmented=True)

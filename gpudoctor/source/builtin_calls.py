@@ -238,7 +238,7 @@ _HANDLERS = {
 
 def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:
     """Methods of lists, dicts, sets, and of dicts that know .to(device) (the output of a tokenizer)."""
-    from gpudoctor.source import tensors
+    from gpudoctor.source import moves
 
     inside = base.elements
     if name in ("append", "add", "appendleft", "put") and given.values:
@@ -270,7 +270,7 @@ def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, n
     if name == "copy":
         return base
     if name == "to":
-        return tensors.move(it, base, given, node, name)
+        return moves.move(it, base, given, node, name)
     if name in ("index", "count"):
         return NUMBER
     return ANY if name not in ("sort", "clear", "insert", "remove", "reverse") else NONE

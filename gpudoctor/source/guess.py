@@ -154,11 +154,11 @@ def looks_like_optimizer(func: ast.expr, given: Arguments) -> bool:
 
 def instance_attribute(it: Interpreter, base: Value, name: str, node: ast.expr) -> Value:
     """Attributes that a framework puts on an instance of a class of the project."""
-    from gpudoctor.source import calls
+    from gpudoctor.source import classes
     from gpudoctor.source.names import TRAINER_BASES
 
     thing = base.ref
-    if thing.cls is None or not calls.inherits(it, *thing.cls, *TRAINER_BASES):
+    if thing.cls is None or not classes.inherits(it, *thing.cls, *TRAINER_BASES):
         return ANY
     if name in ("model", "model_wrapped"):
         return model(GPU, it.why(node, "the Trainer moves its model to the GPU"))

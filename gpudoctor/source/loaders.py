@@ -105,11 +105,11 @@ def dataset_class(value: Value) -> tuple[Class, Any] | None:
 
 def costly(it: Interpreter, value: Value) -> str | None:
     """Why a sample is costly: its __getitem__ calls something besides indexing, or it decodes files."""
-    from gpudoctor.source import calls
+    from gpudoctor.source import classes
 
     found = dataset_class(value)
     if found is not None:
-        method = calls.find_method(it, *found, "__getitem__")
+        method = classes.find_method(it, *found, "__getitem__")
         if method is None:
             return None
         for node in ast.walk(method[0].node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gpudoctor.source import calls, conditions, statements
+from gpudoctor.source import calls, classes, conditions, statements
 from gpudoctor.source import frames as heat
 from gpudoctor.source.evaluator import evaluate
 from gpudoctor.source.interpreter import Interpreter
@@ -104,7 +104,7 @@ def _instance(it: Interpreter, value: Value, node: ast.expr) -> Value:
         return sequence(inner, tag="modules")
     if thing.cls is not None:
         cls, scope = thing.cls
-        found = calls.find_method(it, cls, scope, "__iter__")
+        found = classes.find_method(it, cls, scope, "__iter__")
         if found is not None:
             function, where = found
             bound = Value("function", name="__iter__")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import loaders, packages, tensors
+from gpudoctor.source import loaders, moves, packages, tensors
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.names import FACTORIES, FROM_HOST_DATA, LINALG_SYNCS, LOSS_NAMES, NOT_TENSORS
 from gpudoctor.source.values import (
@@ -119,7 +119,7 @@ def factory(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Val
     pinned = given.named.get("pin_memory")
     expression = next((k.value for k in node.keywords if k.arg == "device"), None)
     target = (
-        tensors.as_device(it, wanted, expression, node)
+        moves.as_device(it, wanted, expression, node)
         if wanted is not None and wanted.const is not None
         else it.default_device
     )
@@ -344,7 +344,7 @@ def _device(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Val
         it.indices.add(f"{first.const}:{index.const}")
     if isinstance(first.const, str) and re.fullmatch(r"cuda:\d+", first.const):
         it.indices.add(first.const)
-    place = tensors.place_of(first.const)
+    place = moves.place_of(first.const)
     if place is None and first.const != "xla":
         place = MAYBE
     return Value(DEVICE, device=place, why=it.why(node))
@@ -365,7 +365,7 @@ def _save(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value
 def _load(it: Interpreter, name: str, given: Arguments, node: ast.Call) -> Value:
     del name
     where = given.get(1, "map_location")
-    target = tensors.as_device(it, where, None, node) if where is not None and where.const is not None else None
+    target = moves.as_device(it, where, None, node) if where is not None and where.const is not None else None
     return sequence(tensor(target.device if target else None, target.why if target else None), tag="state")
 
 
@@ -382,7 +382,7 @@ def _default_device(it: Interpreter, name: str, given: Arguments, node: ast.Call
         if isinstance(value.const, str) and "cuda" in value.const:
             it.default_device = Value(DEVICE, device=GPU, why=it.why(node))
         return NONE
-    it.default_device = tensors.as_device(it, value, given.nodes[0] if given.nodes else None, node)
+    it.default_device = moves.as_device(it, value, given.nodes[0] if given.nodes else None, node)
     if it.default_device is not None and it.default_device.device == CPU:
         it.default_device = None
     return NONE

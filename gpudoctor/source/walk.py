@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from gpudoctor.model import SourceLoader, SourceSite
-from gpudoctor.source import calls, guess, lexical, statements, workers
+from gpudoctor.source import calls, classes, guess, lexical, modules, workers
 from gpudoctor.source import frames as heat
 from gpudoctor.source.conclude import conclude
 from gpudoctor.source.interpreter import ALONE_CALLS, LIBRARY_MODULES, Interpreter, Scope
@@ -81,10 +81,10 @@ def walk(project: Project, module: Module) -> Walked:
 def _walk(it: Interpreter, module: Module, result: Walked) -> None:
     text = module.source.text
     if _is_script(it.project, module):
-        statements.module_scope(it, module)
+        modules.module_scope(it, module)
     else:
         it.most_modules = LIBRARY_MODULES
-        statements.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
+        modules.define_only(it, module, lambda node: _TOP.search(module.text_of(node)) is not None)
     if _has_evidence(text) or any(word in text for word in _HOOKED):
         _alone(it, module)
     workers.check_loaders(it)
@@ -178,16 +178,16 @@ def _hook(it: Interpreter, function: Function, scope: Scope) -> str | None:
     name = function.name.rpartition(".")[2]
     if cls is None or name not in _HOOKS:
         return None
-    lightning = calls.inherits(it, cls, scope, *LIGHTNING_BASES) or any("Lightning" in base for base in cls.bases)
+    lightning = classes.inherits(it, cls, scope, *LIGHTNING_BASES) or any("Lightning" in base for base in cls.bases)
     duck = "training_step" in cls.methods and "configure_optimizers" in cls.methods
     if name in LIGHTNING_HOOKS and (lightning or duck):
         return "Lightning"
-    if calls.inherits(it, cls, scope, "Callback") and name in LIGHTNING_CALLBACK_HOOKS:
+    if classes.inherits(it, cls, scope, "Callback") and name in LIGHTNING_CALLBACK_HOOKS:
         return "Lightning"
-    trainer = calls.inherits(it, cls, scope, *TRAINER_BASES) or any(base.endswith("Trainer") for base in cls.bases)
+    trainer = classes.inherits(it, cls, scope, *TRAINER_BASES) or any(base.endswith("Trainer") for base in cls.bases)
     if name in TRAINER_HOOKS and trainer:
         return "the Trainer"
-    if name in TRAINER_CALLBACK_HOOKS and calls.inherits(it, cls, scope, "TrainerCallback"):
+    if name in TRAINER_CALLBACK_HOOKS and classes.inherits(it, cls, scope, "TrainerCallback"):
         return "the Trainer"
     return None
 
@@ -245,14 +245,14 @@ def _instance(it: Interpreter, function: Function, scope: Scope, framework: str 
             return value
         class_value = Value(CLASS, name=function.cls.name)
         class_value.ref = (function.cls, scope)
-        value = calls.new_instance(it, function.cls, scope, function.cls.name)
+        value = classes.new_instance(it, function.cls, scope, function.cls.name)
         it.things[key] = value.ref
-        init = calls.find_method(it, function.cls, scope, "__init__")
+        init = classes.find_method(it, function.cls, scope, "__init__")
         given = calls.Arguments([], {}, [])
         if init is not None:
             given = _hints(it, init[0], skip_first=True)
         it.most = it.count + _INIT_CALLS
-        calls.initialise(it, value, given, function.node)
+        classes.initialise(it, value, given, function.node)
         it.most = it.count + ALONE_CALLS
     else:
         value.ref = thing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from gpudoctor.source import calls, loaders
+from gpudoctor.source import calls, classes, loaders
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.loaders import Loader
 from gpudoctor.source.project import Function, dotted
@@ -66,7 +66,7 @@ def _in_worker(it: Interpreter, loader: Loader) -> None:
     targets: list[tuple[Value, calls.Arguments]] = []
     found = loaders.dataset_class(loader.dataset)
     if found is not None:
-        method = calls.find_method(it, *found, "__getitem__") or calls.find_method(it, *found, "__iter__")
+        method = classes.find_method(it, *found, "__getitem__") or classes.find_method(it, *found, "__iter__")
         if method is not None:
             value = Value(FUNCTION, name="__getitem__")
             value.ref = (method[0], method[1], loader.dataset)
@@ -100,8 +100,8 @@ def _handles(it: Interpreter, loader: Loader) -> None:
     found = loaders.dataset_class(loader.dataset)
     if found is None:
         return
-    init = calls.find_method(it, *found, "__init__")
-    item = calls.find_method(it, *found, "__getitem__")
+    init = classes.find_method(it, *found, "__init__")
+    item = classes.find_method(it, *found, "__getitem__")
     if init is None or item is None:
         return
     used = {dotted(node) for node in ast.walk(item[0].node) if isinstance(node, ast.Attribute)}
@@ -124,9 +124,9 @@ def _handles(it: Interpreter, loader: Loader) -> None:
 
 def _iterable(it: Interpreter, loader: Loader) -> None:
     found = loaders.dataset_class(loader.dataset)
-    if found is None or not calls.inherits(it, *found, "IterableDataset") or "worker_init_fn" in loader.arguments:
+    if found is None or not classes.inherits(it, *found, "IterableDataset") or "worker_init_fn" in loader.arguments:
         return
-    method = calls.find_method(it, *found, "__iter__")
+    method = classes.find_method(it, *found, "__iter__")
     if method is None:
         return
     node = found[0].node
@@ -167,7 +167,7 @@ def _is_split(it: Interpreter, found: tuple[object, object]) -> bool:
     cls = found[0]
     node, module = cls.node, cls.module  # type: ignore[attr-defined]
     text = "\n".join(module.lines[node.lineno - 1 : node.end_lineno])
-    return bool(_SHARDS.search(text)) or calls.inherits(it, cls, found[1], "IterableDataset")  # type: ignore[arg-type]
+    return bool(_SHARDS.search(text)) or classes.inherits(it, cls, found[1], "IterableDataset")  # type: ignore[arg-type]
 
 
 def _sets_epoch(it: Interpreter) -> bool:

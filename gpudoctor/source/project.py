@@ -19,6 +19,7 @@ from pathlib import Path
 from gpudoctor.source.files import SourceText, UnreadableError, read_source, subject_of
 
 _KEPT_BYTES = 2_500_000  # source text whose trees are kept: about 30 times as much memory
+_MOST_FOLLOWED = 500_000  # bytes: a larger file is generated or data, and is only looked at where it is scanned itself
 _DEEPEST = 200  # levels of nesting that are followed
 _BASES_OF_MODULES = {
     "Module",
@@ -132,6 +133,7 @@ class Project:
         self.roots = tuple(roots)  # folders that were given: their modules are the project's
         self._modules: OrderedDict[str, Module] = OrderedDict()
         self._bytes = 0
+        self._leaving: list[Module] = []  # made room, but the walk that is under way may still use them
         self._packages: dict[str, tuple[str, str]] = {}
         self._found: dict[tuple[str, str], str | None] = {}
 
@@ -156,9 +158,16 @@ class Project:
             least = min(islice(self._modules, last), key=lambda name: self._modules[name].uses)
             old = self._modules.pop(least)
             self._bytes -= len(old.source.text)
-            old.forget()
+            self._leaving.append(old)
+
+    def settle(self) -> None:
+        """After a walk: what made room is let go. Earlier, the walk would put its functions into it again."""
+        for module in self._leaving:
+            module.forget()
+        self._leaving.clear()
 
     def clear(self) -> None:
+        self.settle()
         for module in self._modules.values():
             module.forget()
         self._modules.clear()
@@ -167,7 +176,7 @@ class Project:
     def find(self, importer: Module, name: str, level: int) -> Module | None:
         """The module of the project that an import names, or None: a package outside, or not to be read."""
         path = self.path(importer, name, level)
-        if path is None:
+        if path is None or (path not in self._modules and size_of(path) > _MOST_FOLLOWED):
             return None
         try:
             return self.load(path)
@@ -218,6 +227,14 @@ class Project:
                 where, own = os.path.split(where)
             known = self._packages[folder] = (where, own)
         return known
+
+
+def size_of(path: str) -> int:
+    """Bytes; 0 for what cannot be asked."""
+    try:
+        return os.path.getsize(path)  # noqa: PTH202 - one call for each of many thousand files
+    except OSError:
+        return 0
 
 
 def _module_file(folder: str, name: str) -> str | None:

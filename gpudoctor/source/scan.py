@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpudoctor.model import SourceFacts, SourceLoader, SourceSite
 from gpudoctor.source.files import UnreadableError, find_files, subject_of
-from gpudoctor.source.project import Project, SyntaxProblemError
+from gpudoctor.source.project import Project, SyntaxProblemError, size_of
 from gpudoctor.source.suppress import Suppression, find_suppressions
 from gpudoctor.source.walk import Walked, walk
 
@@ -66,7 +66,7 @@ def scan(
     cwd = str(Path.cwd())
     files, errors = find_files(paths)
     roots = tuple(path for path in paths if Path(path).is_dir())
-    total = sum(_size(file) for file in files)
+    total = sum(size_of(file) for file in files)
     if processes is None:
         processes = min(_cpus(), _MOST_PROCESSES, max(1, len(files) // _CHUNK)) if total > _POOL_BYTES else 1
     if processes > 1:
@@ -74,13 +74,6 @@ def scan(
     else:
         parts = [_scan_files(files, cwd, roots, on_progress)]
     return _merge(parts, errors, torch, torch_from)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)  # noqa: PTH202 - one call for each of many thousand files
-    except OSError:
-        return 0
 
 
 def _cpus() -> int:
@@ -149,6 +142,8 @@ def _scan_file(project: Project, file: str, subject: str, part: _Part) -> None:
             raise
         why = " ".join(str(error).split())
         part.errors.append(f"{subject}: this is a bug in gpudoctor: {type(error).__name__}: {why}")
+    finally:
+        project.settle()
 
 
 def _in_processes(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gpudoctor.source.files import SourceText, UnreadableError, read_source, subject_of
 
-_KEPT_BYTES = 2_500_000  # source text whose trees are kept: about 30 times as much memory
+_KEPT_BYTES = 3_200_000  # source text whose trees are kept: about 30 times as much memory
 _MOST_FOLLOWED = 500_000  # bytes: a larger file is generated or data, and is only looked at where it is scanned itself
 _DEEPEST = 200  # levels of nesting that are followed
 _BASES_OF_MODULES = {

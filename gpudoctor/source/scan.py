@@ -69,7 +69,7 @@ def scan(
     total = sum(size_of(file) for file in files)
     if processes is None:
         processes = min(_cpus(), _MOST_PROCESSES, max(1, len(files) // _CHUNK)) if total > _POOL_BYTES else 1
-    if processes > 1:
+    if processes > 1 and files:
         parts = _in_processes(files, cwd, roots, processes, on_progress)
     else:
         parts = [_scan_files(files, cwd, roots, on_progress)]

@@ -249,7 +249,9 @@ def test_a_figure_is_judged_by_the_profile_of_as_many_gpus(tmp_path: Path) -> No
     eight = machine_steps.collective(bench_of(tmp_path, 8), "torch", 8, "NVIDIA H200", row)
     assert eight["expected"]["basis"] == "measured"
     assert eight["verdict"] == "bad"
-    assert machine_steps.collective(bench_of(tmp_path, 2), "torch", 2, "NVIDIA H200", row)["verdict"] is None
+    assert machine_steps.collective(bench_of(tmp_path, 4), "torch", 4, "NVIDIA H200", row)["verdict"] is None
+    two = machine_steps.collective(bench_of(tmp_path, 2), "torch", 2, "NVIDIA H200", row)
+    assert (two["expected"]["low"], two["verdict"]) == (326.5, "low")
 
 
 def test_the_bound_is_what_the_links_of_one_gpu_carry() -> None:

@@ -88,6 +88,9 @@ def test_waits_are_named_without_any_step_or_copy(tmp_path: Path) -> None:
         "    g = g.sub(w, alpha=proj)\n"
     )
     record = only(watch_text(tmp_path, text))
+    assert record.gpu is not None
+    assert record.gpu.startswith("GPU-")
+    assert (record.gpus_visible or 0) >= 1
     found = {(sync.site, sync.function): sync for sync in record.syncs}
     sync = found["train.py:6", "sync"]
     assert (sync.calls, sync.on_device, sync.detected_by, sync.via) == (20, 20, "sync-debug-mode", None)

@@ -79,6 +79,7 @@ CATALOGUE = {
     "LDR017": ("sample-count-wrong", "error"),
     "LDR022": ("distributed-sampler-missing", "error"),
     "LCH017": ("device-from-global-rank", "error"),
+    "LCH018": ("ranks-share-a-gpu", "warning"),
     "SWV009": ("removed-or-deprecated-interface", "info"),
     "PLN014": ("find-unused-parameters-on", "info"),
     "PLN017": ("single-process-multi-gpu", "warning"),

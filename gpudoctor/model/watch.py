@@ -231,6 +231,8 @@ class WatchRecord:
     torch: str | None = None
     cuda: bool = False
     device: str | None = None
+    gpu: str | None = None  # UUID of the GPU on which the process has most of its memory
+    gpus_visible: int | None = None
     ended: Ended = "unknown"
     exit_code: int | None = None
     exception: str | None = None  # "ValueError: ..." with its site, when the script raised

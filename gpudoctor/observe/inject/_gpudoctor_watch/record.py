@@ -174,6 +174,8 @@ def _build(final):
         "torch": str(torch.__version__) if torch is not None else None,
         "cuda": cuda,
         "device": _device(torch) if cuda else None,
+        "gpu": _gpu(torch) if cuda else None,
+        "gpus_visible": torch.cuda.device_count() if cuda else None,
         "ended": W.ended,
         "exception": W.exception,
         "step_source": steps.NAMES[W.source_rank],
@@ -232,6 +234,16 @@ def _device(torch):
         return str(torch.cuda.get_device_name())
     except Exception:
         return None
+
+
+def _gpu(torch):
+    """The GPU that is used, which need not be the current one: tensors may be sent to another without set_device.
+    Asking the allocator opens no context on the others."""
+    try:
+        used = max(range(torch.cuda.device_count()), key=torch.cuda.memory_allocated)
+        return f"GPU-{torch.cuda.get_device_properties(used).uuid}"
+    except Exception:
+        return None  # torch before 2.4 knows no UUID
 
 
 def _alloc_retries(torch):

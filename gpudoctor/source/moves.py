@@ -49,7 +49,8 @@ def copy_to_host(it: Interpreter, base: Value, name: str, node: ast.Call, *, non
     if base.on_gpu:
         if non_blocking:
             result.pending = (it.site(node), it.synchronised, base.why)
-        it.note("copy-to-host", node, name, base, line=line_of(node))
+        elif non_blocking is False:  # else to() takes pinned memory (aten/src/ATen/native/TensorConversions.cpp)
+            it.note("copy-to-host", node, name, base, line=line_of(node))
     elif base.device == CPU:
         return base
     return result
@@ -206,7 +207,8 @@ def _copy(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.C
                 filled = base.with_(pending=(it.site(node), it.synchronised, source.why))
                 _rebind(it, node, base, filled)
                 return filled
-            it.note("copy-to-host", node, name, source, line=line_of(node))
+            if blocking is False:
+                it.note("copy-to-host", node, name, source, line=line_of(node))
         elif base.on_gpu and source.device == CPU:
             it.work(copies=1)
             it.note(

@@ -20,6 +20,9 @@ from gpudoctor.source.files import SourceText, UnreadableError, read_source, sub
 
 _KEPT_BYTES = 3_200_000  # source text whose trees are kept: about 30 times as much memory
 _MOST_FOLLOWED = 500_000  # bytes: a larger file is generated or data, and is only looked at where it is scanned itself
+# What these do is known by their names, also where they are scanned themselves: following accelerate.Accelerator
+# through its source tells less than the name does, and costs ten times as much.
+_KNOWN_PACKAGES = frozenset(["torch", "numpy", "lightning", "accelerate", "transformers"])
 _DEEPEST = 200  # levels of nesting that are followed
 _BASES_OF_MODULES = {
     "Module",
@@ -200,9 +203,8 @@ class Project:
                 folder = os.path.dirname(folder)  # noqa: PTH120
             return _module_file(folder, name)
         top = name.partition(".")[0]
-        if top in sys.stdlib_module_names or top in {"torch", "numpy", "lightning", "accelerate", "transformers"}:
-            base, own = self._package(folder)
-            return _module_file(base, name) if own == top else None
+        if top in sys.stdlib_module_names or top in _KNOWN_PACKAGES:
+            return None
         base, own = self._package(folder)
         if own:  # inside a package only the package itself is near
             if own == top:

@@ -60,6 +60,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_lines_of_the_same_file_are_told_by_number(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["sync", str(script)])
+    told = capsys.readouterr().out
+    assert "`for step in range(100)` is a training loop  (line 8)" in told
+    assert told.count(script.name) == 1  # the heading
+
+
 def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
     assert run(["sync", *words, "--json"]) == code
     document: dict[str, Any] = json.loads(capsys.readouterr().out)

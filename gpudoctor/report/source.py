@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gpudoctor.model import Envelope, Evidence, Finding, SourceFacts
@@ -58,16 +59,22 @@ def _line(finding: Finding) -> int:
     return int(line) if line.isdigit() else 0
 
 
+def _near(text: str, finding: Finding, style: Style) -> str:
+    """The text, with lines of the file under whose name the finding stands told by their numbers alone."""
+    file = finding.subject.rpartition(":")[0]
+    return style.text(re.sub(rf"(?<![\w./-]){re.escape(file)}:(\d+)", r"line \1", text) if file else text)
+
+
 def _finding(finding: Finding, told: set[tuple[object, ...]], style: Style) -> list[str]:
     first = f" {WORDS[finding.severity][0]:<4} {style.text(finding.rule)}  "
-    text = f"{_line(finding)}  {style.text(finding.message)}"
+    text = f"{_line(finding)}  {_near(finding.message, finding, style)}"
     if finding.confidence == "possible":
         text += " (possible)"
     lines = style.fold(text, first=first, rest=" " * 6)
     lines[0] = f" {word(finding.severity, style)} " + lines[0][6:]
     shared = any(symptom.startswith("the same cost as in ") for symptom in finding.symptoms)
     if shared and style.verbose <= 0:
-        return lines + [line for s in finding.symptoms for line in _labelled("also", style.text(s), style)]
+        return lines + [line for s in finding.symptoms for line in _labelled("also", _near(s, finding, style), style)]
     for item in finding.evidence:
         lines += _evidence(item, finding, style)
     key = (finding.rule, finding.remedies)
@@ -75,16 +82,16 @@ def _finding(finding: Finding, told: set[tuple[object, ...]], style: Style) -> l
         told.add(key)
         for remedy in finding.remedies:
             label = "try" if remedy.kind == "measure" else "fix"
-            lines += _labelled(label, style.text(remedy.text), style)
+            lines += _labelled(label, _near(remedy.text, finding, style), style)
             if remedy.risk:
                 lines += _labelled("", f"risk: {style.text(remedy.risk)}", style)
     return lines
 
 
 def _evidence(item: Evidence, finding: Finding, style: Style) -> list[str]:
-    text = style.text(item.value)
+    text = _near(item.value, finding, style)
     if item.source and item.source != finding.subject:
-        text += f"  ({style.text(item.source)})"
+        text += f"  ({_near(item.source, finding, style)})"
     return _labelled(_LABELS.get(item.fact, "seen"), text, style)
 
 

@@ -145,3 +145,11 @@ def test_the_envelope_renders_in_every_format() -> None:
     assert '"loader"' in render(envelope, "json")
     for form in ("markdown", "junit"):
         assert render(envelope, form)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("verdict", "closing"), [("change", "nothing else found."), ("keep", "nothing found.")])
+def test_the_closing_line_does_not_contradict_the_choice(verdict: str, closing: str) -> None:
+    case = Case(loader=study(verdict=verdict))
+    envelope = Envelope(version="0", command="tune-loader", status="clean", exit_code=0, case=case, clean=("LDR001",))
+    told = render(envelope, "human")
+    assert closing in told.splitlines()

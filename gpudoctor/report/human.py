@@ -191,8 +191,8 @@ def tally(envelope: Envelope, style: Style) -> list[str]:
         if counts[severity]
     ]
     verdict = ", ".join(words)
-    if not verdict:
-        verdict = "nothing found" if envelope.status != "failed" else ""
+    if not verdict and envelope.status != "failed":
+        verdict = "nothing else found" if _advised(envelope) else "nothing found"
     if envelope.status == "failed":
         problems = count(len(envelope.errors), "problem")
         verdict = "; ".join(part for part in (verdict, f"not complete: {problems}") if part)
@@ -205,6 +205,13 @@ def tally(envelope: Envelope, style: Style) -> list[str]:
     folded = style.fold(text.rstrip(), rest="  ")
     folded[0] = folded[0].replace(f"{verdict}.", style.paint(f"{verdict}.", colour), 1)
     return lines + folded
+
+
+def _advised(envelope: Envelope) -> bool:
+    """Whether a change was prescribed, so that "nothing found" would contradict it."""
+    study = envelope.case.loader if envelope.case is not None else None
+    kept = envelope.prescription is not None and any(change.kept for change in envelope.prescription.changes)
+    return kept or (study is not None and study.verdict == "change")
 
 
 # More rules than this are told by their commonest reasons alone, until -v is given.

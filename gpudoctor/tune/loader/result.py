@@ -23,7 +23,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.prescribe import patch
 
-FAMILIES = ("LDR", "CTR", "LCH")  # of rules that a loader can be about
+FAMILIES = ("LDR", "CTR", "LCH006")  # what a loader can be about
 
 
 def envelope(

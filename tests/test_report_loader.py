@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -20,7 +21,7 @@ from gpudoctor.model import (
     Prescription,
     WatchedLoader,
 )
-from gpudoctor.report import loader_curve, render
+from gpudoctor.report import loader_curve, loader_svg, render, render_loader_svg
 from gpudoctor.report.text import Style, columns
 
 DIFF = (
@@ -153,3 +154,25 @@ def test_the_closing_line_does_not_contradict_the_choice(verdict: str, closing: 
     envelope = Envelope(version="0", command="tune-loader", status="clean", exit_code=0, case=case, clean=("LDR001",))
     told = render(envelope, "human")
     assert closing in told.splitlines()
+
+
+def test_the_curve_as_svg_shows_every_trial_and_escapes_names() -> None:
+    loader = dataclasses.replace(study().loader, dataset_class="<script>&")
+    picture = render_loader_svg(study(loader=loader, verdict="change"))
+    root = ET.fromstring(picture)
+    kinds = [(node.tag.rpartition("}")[2], node.get("class", "")) for node in root.iter()]
+    rated = [item for item in study().trials if item.rate and item.part == "real"]
+    assert sum(kind == "circle" and "dot" in name for kind, name in kinds) == len(rated)
+    assert [kind for kind, _ in kinds if kind in ("script", "image", "a", "use")] == []
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+    texts = [node.text or "" for node in root.iter() if node.tag.endswith("text")]
+    assert {"now", "best", "workers", "samples/s", "\u25cf prefetch 4, any order"} <= set(texts)
+    assert any("<script>&" in text for text in texts)
+    assert "the step can use 1250" in texts  # 16 rows in 12.8 ms
+    with pytest.raises(ValueError, match="no trial gave a rate"):
+        render_loader_svg(study(trials=(trial(2, None),)))
+
+
+def test_a_picture_has_room_for_the_highest_rate() -> None:
+    for value in (0.3, 7.0, 103.0, 515.0, 1838.0, 99999.0):
+        assert value <= loader_svg._nice(value) <= 1.6 * value

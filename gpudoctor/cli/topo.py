@@ -63,19 +63,13 @@ def command(
 
 
 def _write_svg(envelope: Envelope, path: str) -> None:
-    """The picture of the (first) machine to a file. GpudoctorError when there is none, or it cannot be written."""
-    from pathlib import Path
-
-    from gpudoctor.report import render_svg
+    """The picture of the machine to a file. GpudoctorError when there are several, or it cannot be written."""
+    from gpudoctor.report import render_svg, write_text
 
     cases = envelope.cases or ((envelope.case,) if envelope.case is not None else ())
     if len(cases) != 1:
         raise GpudoctorError(f"one machine makes one picture, these are {len(cases)}", "give the files of one machine")
-    try:
-        Path(path).write_text(render_svg(cases[0], envelope.findings), encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise GpudoctorError(f"cannot write {path!r}: {reason}", "give a path in a folder that exists") from None
+    write_text(path, render_svg(cases[0], envelope.findings))
 
 
 def _human(envelope: Envelope, style: Style, *, matrix: bool, tree: bool) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudoctor.cli import options
+
+if TYPE_CHECKING:
+    from gpudoctor.model import LoaderStudy
 
 
 def command(
@@ -33,6 +36,9 @@ def command(
     loader: Annotated[
         str | None,
         typer.Option("--loader", metavar="FILE:LINE", help="The line that makes the loader, where there are several."),
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Also write the curve as SVG, light and dark.")
     ] = None,
     form: options.FormatOption = options.Format.HUMAN,
     json: options.Json = False,
@@ -91,6 +97,8 @@ def command(
 
             session = Session(options=chosen, machine=collect_case(timeout_s=timeout), on_stage=stage)
             study = session.run()
+        if svg is not None and study is not None:
+            _write_svg(study, svg, session.notes)
         envelope = result.envelope(
             study,
             session.machine,
@@ -105,3 +113,12 @@ def command(
         return Result(envelope=interrupted(envelope) if session.interrupted else envelope)
 
     execute("tune-loader", common, body)
+
+
+def _write_svg(study: LoaderStudy, path: str, notes: list[str]) -> None:
+    from gpudoctor.report import render_loader_svg, write_text
+
+    if any(trial.rate for trial in study.trials):
+        write_text(path, render_loader_svg(study))
+    else:
+        notes.append(f"no trial gave a rate, so there is no curve to write to {path}")

@@ -8,14 +8,24 @@ from typing import Literal
 
 from gpudoctor import codec
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Envelope
+from gpudoctor.model import Envelope, LoaderStudy
 from gpudoctor.report.text import Style
 from gpudoctor.report.topo import render_svg, render_topo
 
 Form = Literal["human", "json", "markdown", "junit", "sarif", "github"]
 SUFFIXES: dict[str, Form] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
 
-__all__ = ["SUFFIXES", "Form", "form_of", "render", "render_svg", "render_topo", "write_files"]
+__all__ = [
+    "SUFFIXES",
+    "Form",
+    "form_of",
+    "render",
+    "render_loader_svg",
+    "render_svg",
+    "render_topo",
+    "write_files",
+    "write_text",
+]
 
 
 def render(
@@ -60,6 +70,13 @@ def render(
     return render_human(envelope, Style(width=width, unicode=unicode, color=color, verbose=verbose))
 
 
+def render_loader_svg(study: LoaderStudy) -> str:
+    """The curve of a loader study as SVG; ValueError when no trial gave a rate."""
+    from gpudoctor.report import loader_svg
+
+    return loader_svg.render_loader_svg(study)
+
+
 def form_of(path: str) -> Form:
     """The format of an output file by its suffix; GpudoctorError (usage) for a suffix that has no format."""
     suffix = Path(path).suffix.lower()
@@ -72,9 +89,13 @@ def form_of(path: str) -> Form:
 def write_files(envelope: Envelope, paths: Iterable[str], *, fail_on: str = "error") -> None:
     """Write each file in the format of its suffix; GpudoctorError names the file that could not be written."""
     for path in paths:
-        text = render(envelope, form_of(path), fail_on=fail_on)
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise GpudoctorError(f"cannot write {path!r}: {reason}", "give a path in a folder that exists") from None
+        write_text(path, render(envelope, form_of(path), fail_on=fail_on))
+
+
+def write_text(path: str, text: str) -> None:
+    """GpudoctorError names the file that could not be written."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise GpudoctorError(f"cannot write {path!r}: {reason}", "give a path in a folder that exists") from None

@@ -94,9 +94,8 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
             "any order" if not first.in_order else None,
             "1 thread each" if first.one_thread else None,
         ]
-        own = item.present_known and first.workers == item.loader.num_workers and not any(extras[1:])
-        own = own and (not first.workers or first.prefetch == (item.loader.prefetch_factor or 2))
-        best = chosen is not None and _is_choice(first, item)
+        own = is_present(first, item)
+        best = chosen is not None and is_choice(first, item)
         marks = ["now" if own else None, "best" if best and item.verdict == "change" else None]
         cells.append(
             (
@@ -126,7 +125,15 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
     return lines
 
 
-def _is_choice(trial: LoaderTrial, item: LoaderStudy) -> bool:
+def is_present(trial: LoaderTrial, item: LoaderStudy) -> bool:
+    """Whether the trial ran the user's own setting."""
+    plain = not (trial.whole_batch or trial.one_thread or not trial.in_order)
+    same = trial.workers == item.loader.num_workers
+    same = same and (not trial.workers or trial.prefetch == (item.loader.prefetch_factor or 2))
+    return item.present_known and plain and same
+
+
+def is_choice(trial: LoaderTrial, item: LoaderStudy) -> bool:
     choice = item.choice
     assert choice is not None
     prefetch = choice.arguments.get("prefetch_factor") or item.loader.prefetch_factor or 2

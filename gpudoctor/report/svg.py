@@ -7,7 +7,7 @@ cells where a viewer has another one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.sax.saxutils import escape, quoteattr
+from html import escape  # xml.sax.saxutils asks for urllib, which takes longer than the picture
 
 from gpudoctor.report.draw import Line, Picture, Placed, Tone, cut, standing
 from gpudoctor.report.text import columns
@@ -61,13 +61,17 @@ def to_svg(title: str, picture: Picture, notes: Sequence[Line] = (), heats: Sequ
         parts += drawn
         wide = max(wide, width)
     width, height = max(wide, columns(title) * 10.5) + 2 * MARGIN, y + MARGIN / 2
+    return document(title, width, height, _STYLE, parts)
+
+
+def document(title: str, width: float, height: float, style: str, parts: Sequence[str]) -> str:
+    """The file around the parts, which are escaped already."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}" role="img" aria-label={quoteattr(clean(title))}>'
+        f'height="{height:.0f}" role="img" aria-label="{escape(clean(title))}">'
     )
-    return (
-        "\n".join([head, f"<title>{escape(clean(title))}</title>", f"<style>{_STYLE}</style>", *parts, "</svg>"]) + "\n"
-    )
+    lines = [head, f"<title>{escape(clean(title))}</title>", f"<style>{style}</style>", *parts, "</svg>"]
+    return "\n".join(lines) + "\n"
 
 
 def _x(column: float) -> float:

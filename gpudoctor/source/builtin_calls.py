@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gpudoctor.source import calls, expressions, loops
+from gpudoctor.source import calls, expressions, loops, moves
 from gpudoctor.source.interpreter import Interpreter
 from gpudoctor.source.values import (
     ANY,
@@ -238,8 +238,6 @@ _HANDLERS = {
 
 def sequence_method(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.Call) -> Value:
     """Methods of lists, dicts, sets, and of dicts that know .to(device) (the output of a tokenizer)."""
-    from gpudoctor.source import moves
-
     inside = base.elements
     if name in ("append", "add", "appendleft", "put") and given.values:
         value = given.values[0]

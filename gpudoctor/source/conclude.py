@@ -163,13 +163,17 @@ def _assigned_again(candidate: Candidate, frame: Frame) -> str | None:
 def _around(candidate: Candidate, frame: Frame) -> ast.AST | None:
     """The hot loop itself where the line stands in it, else the innermost function around the line."""
     found: ast.AST | None = None
-    for node in ast.walk(candidate.module.tree):
-        if not isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        if node.lineno <= candidate.line <= (node.end_lineno or node.lineno):
+    pending: list[ast.AST] = [candidate.module.tree]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            first = getattr(node, "lineno", None)  # a match_case has no line of its own, the statements in it do
+            if first is not None and not first <= candidate.line <= (getattr(node, "end_lineno", None) or first):
+                continue
+            pending.append(node)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 found = node
-            elif frame.module is candidate.module and frame.line == node.lineno:
+            loop = isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and frame.module is candidate.module
+            if loop and frame.line == first:
                 return node
     return found
 

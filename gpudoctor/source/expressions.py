@@ -23,7 +23,6 @@ from gpudoctor.source.values import (
     LAZY,
     LOADER,
     MAYBE,
-    METHOD,
     NAMED,
     NO_CONST,
     NONE,
@@ -35,7 +34,6 @@ from gpudoctor.source.values import (
     TENSOR,
     UNKNOWN,
     Value,
-    Why,
     element,
     host,
     join,
@@ -365,5 +363,3 @@ _TABLE: dict[type[ast.expr], Callable[[Interpreter, ast.expr], Value]] = {
 }
 
 STEPS.update(_TABLE)
-
-__all__ = ["METHOD", "Why", "attribute", "evaluate", "is_mask", "printed"]

@@ -29,8 +29,6 @@ from gpudoctor.source.values import (
     Value,
     element,
     host,
-    join,
-    join_all,
     sequence,
 )
 
@@ -266,10 +264,6 @@ def logged(it: Interpreter, given: Arguments, node: ast.Call) -> Value:
         if value.kind == TENSOR and value.on_gpu:
             it.read(node, "logger", value, line=node.lineno)
     return NONE
-
-
-def merged(values: list[Value]) -> Value:
-    return join_all(values) if values else join(ANY, ANY)
 
 
 _Handler = Callable[[Interpreter, str, "Arguments", ast.Call], Value]

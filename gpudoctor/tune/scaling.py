@@ -141,7 +141,7 @@ def _number(record: WatchRecord, at: int) -> int:
     return record.rank if record.rank is not None else at
 
 
-def steady(steps: Sequence[Step]) -> Sequence[Step]:
+def settled(steps: Sequence[Step]) -> Sequence[Step]:
     """The steps behind the warm-up: back ends connect, workers start and kernels are chosen in the first ones."""
     usual = statistics.median(step.wall_ms for step in steps)
     begin = 0
@@ -163,12 +163,12 @@ def _samples_per_step(record: WatchRecord) -> float | None:
 
 
 def _rank(number: int, record: WatchRecord, parts: WatchRecord | None, unit: ScalingUnit) -> ScalingRank:
-    steps = steady(record.steps)
+    steps = settled(record.steps)
     step_ms = statistics.fmean(step.wall_ms for step in steps)
     each = (_samples_per_step(record) or 0.0) if unit == "samples/s" else 1.0
     waits = communication(parts) if parts is not None else None
     if waits is not None and parts is not None and parts is not record:  # its share of the steps in another run
-        waits *= step_ms / statistics.fmean(step.wall_ms for step in steady(parts.steps))
+        waits *= step_ms / statistics.fmean(step.wall_ms for step in settled(parts.steps))
     return ScalingRank(
         rank=number,
         rate=round(each * 1000 / step_ms, 3) if step_ms else None,
@@ -185,7 +185,7 @@ def communication(record: WatchRecord) -> float | None:
     told = record.communication
     if told is None or not record.steps or not (told.reductions or (told.calls and not told.untimed)):
         return None
-    return statistics.fmean(step.communication_ms for step in steady(record.steps))
+    return statistics.fmean(step.communication_ms for step in settled(record.steps))
 
 
 def _h2d(record: WatchRecord) -> float | None:
@@ -199,7 +199,7 @@ def _own_steps(records: dict[int, WatchRecord]) -> dict[int, list[float]]:
     """Own time of each steady step by rank; empty where communication is unknown for one of them."""
     if any(communication(record) is None for record in records.values()):
         return {}
-    begin = max((len(record.steps) - len(steady(record.steps)) for record in records.values()), default=0)
+    begin = max((len(record.steps) - len(settled(record.steps)) for record in records.values()), default=0)
     return {
         rank: [step.wall_ms - step.communication_ms for step in record.steps[begin:]]
         for rank, record in records.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpudoctor import codec, rules
+from gpudoctor import codec, profiles, rules
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import (
     Case,
@@ -22,6 +22,7 @@ from gpudoctor.model import (
     Gpu,
     Host,
     Limits,
+    LoaderChoice,
     PcieLink,
     Profile,
     Rule,
@@ -29,6 +30,8 @@ from gpudoctor.model import (
     Severity,
     Unchecked,
 )
+from gpudoctor.rules import studies
+from gpudoctor.rules.loader import workers_zero
 
 NASTY = "a\n[red]b\x1b[31m'\";$(rm -rf /)`|<&>\x00\u202e"
 
@@ -232,3 +235,28 @@ def test_hostile_paths_of_conflicts() -> None:
     report = rules.run_rules(case, select=["SWV010"])
     assert len(report.findings) == len(paths)
     assert report.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "study", "text"),
+    [
+        (Limits(), None, "num_workers=2 to 4, at most (allowed CPUs or quota) / ranks"),
+        (Limits(allowed_cpus=(0, 1)), None, "num_workers=1 to begin with: 2 CPUs may be used"),
+        (Limits(allowed_cpus=tuple(range(4))), None, "num_workers=2 to 3 to begin with: 4 CPUs may be used"),
+        (Limits(allowed_cpus=tuple(range(64)), cpu_quota=6.0), None,
+         "num_workers=2 to 4 to begin with: 6 CPUs may be used"),
+        (Limits(allowed_cpus=(0, 1)), {"verdict": "change"},
+         "num_workers=6: the best of what was tried on this dataset"),
+        (Limits(allowed_cpus=(0, 1)), {"verdict": "no verdict"}, "num_workers=1 to begin with: 2 CPUs may be used"),
+    ],
+)  # fmt: skip
+def test_the_number_of_workers_that_is_advised(limits: Limits, study: dict[str, Any] | None, text: str) -> None:
+    case = dataclasses.replace(workers_zero.EXAMPLES[0].case, limits=limits)
+    if study is not None:
+        choice = LoaderChoice(arguments={"num_workers": 6})
+        known = studies.case_of(loader={"site": "train.py:45"}, choice=choice, **study).loader
+        case = dataclasses.replace(case, loader=known)
+    profiled = dataclasses.replace(case, profile=Profile(thresholds=profiles.thresholds()))
+    (found,) = workers_zero.check(profiled)
+    assert isinstance(found, Finding)
+    assert found.remedies[0].text == text

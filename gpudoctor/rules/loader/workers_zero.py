@@ -117,6 +117,22 @@ def _in_traces(case: Case) -> Iterator[Finding]:
         )
 
 
+def _workers(case: Case, site: str) -> str:
+    """What was found by trials of this loader, else a range that the CPUs of the machine allow."""
+    study = case.loader
+    if study is not None and study.site == site and study.verdict == "change" and study.choice is not None:
+        return f"num_workers={study.choice.arguments['num_workers']}: the best of what was tried on this dataset"
+    known = [float(len(case.limits.allowed_cpus))] if case.limits.allowed_cpus is not None else []
+    known += [case.limits.cpu_quota] if case.limits.cpu_quota else []
+    if not known:
+        return "num_workers=2 to 4, at most (allowed CPUs or quota) / ranks"
+    ranks = max(1, len(records(case)))
+    most = max(1, int(min(known) / ranks) - 1)
+    tried = f"{min(2, most)} to {min(4, most)}" if most > 2 else str(most)
+    beside = f" for {ranks} ranks" if ranks > 1 else ""
+    return f"num_workers={tried} to begin with: {min(known):g} CPUs may be used{beside}"
+
+
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
     message = f"num_workers=0: the training process waits {a_step(price)} for this loader"
     if not price.record.cuda:
@@ -133,7 +149,7 @@ def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
         remedies=(
             Remedy(
                 kind="code",
-                text="num_workers=2 to 4, at most (allowed CPUs or quota) / ranks",
+                text=_workers(case, loader.site),
                 risk="random augmentation draws other numbers in workers",
                 undo="num_workers=0",
             ),

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from gpudoctor import observe
-from gpudoctor.model import ChangeClass, PatchedSource, ProofPlan, ProofResult, WatchPlan
+from gpudoctor.model import (
+    ChangeClass,
+    PatchedSource,
+    Proof,
+    ProofPlan,
+    ProofResult,
+    Step,
+    Watched,
+    WatchPlan,
+    WatchRecord,
+)
 from gpudoctor.tune.proof import Run, prove
 
 SCRIPT = Path(__file__).parent / "scripts" / "proof" / "train.py"
@@ -99,6 +109,28 @@ def test_a_script_that_does_not_repeat_itself_is_consistent_at_best(folder: Path
     result = prove(first, second, lambda: proof_run(folder, restless), change_class="exact", epochs_crossed=True)
     assert result.verdict == "consistent", result
     assert "parameters" in (result.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("printed", "verdict"),
+    [
+        ("mean loss 1.101235", "consistent"),  # another last digit, where two unchanged runs agreed by chance
+        ("mean loss 1.301234", "different"),
+        ("mean loss 1.101234 of 13", "different"),
+    ],
+)
+def test_a_number_on_which_restless_runs_agree_by_chance(printed: str, verdict: str) -> None:
+    def made(parameters: str, line: str) -> Run:
+        proof = Proof(parameters=parameters, rows=("a",), batches=("b",))
+        record = WatchRecord(pid=1, optimizer_steps_all=14, batches=14, steps=(Step(wall_ms=1.0),) * 14, proof=proof)
+        return Run(watched=Watched(command=("python",), cwd="", records=(record,), exit_code=0), output=(line,))
+
+    base, again = made("p1", "mean loss 1.101234"), made("p2", "mean loss 1.101234")
+    found = prove(base, made("p3", printed), lambda: again, change_class="exact", epochs_crossed=True)
+    assert found.verdict == verdict, found
+    repeats = made("p1", "mean loss 1.101234")
+    strict = prove(base, made("p1", printed), lambda: repeats, change_class="exact", epochs_crossed=True)
+    assert strict.verdict == "different", strict  # a script that repeats itself must print the same
 
 
 def test_a_restless_script_still_reveals_a_dropped_batch(folder: Path) -> None:

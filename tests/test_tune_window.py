@@ -77,7 +77,7 @@ def test_nothing_to_change_is_not_said_of_steps_too_few_to_tell() -> None:
     def why(watched: Watched, budget_s: float = 60.0) -> str | None:
         asked = options(budget_s)
         session = tuning.Session(options=asked, on_stage=lambda _: None, machine=Case(), case=Case(watched=watched))
-        return tuning._too_few_steps(session, asked)
+        return tuning._too_few_steps(session)
 
     cut = why(seen(1, start_up_s=14.2, ended=False))
     assert cut == (

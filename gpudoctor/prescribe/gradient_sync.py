@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from gpudoctor.prescribe.call_edit import find_calls
 from gpudoctor.prescribe.tree import CannotEditError, Tree, name_or_attribute
 
 if TYPE_CHECKING:
     import libcst as cst
 
-_DDP = re.compile(r"torch\.nn\.parallel\.(distributed\.)?DistributedDataParallel")
 _DECIDED = re.compile(r"\bno_sync\b|\brequire_backward_grad_sync\b")
 _OTHER_STEPS = re.compile(r"sched|warmup|ema|prof|env", re.IGNORECASE)  # receivers of a step() that is not meant
 
@@ -52,12 +52,11 @@ def _model(tree: Tree) -> str:
     import libcst as cst
 
     names = set()
-    for node in tree.walk():
-        if isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
-            if not any(_DDP.fullmatch(name) for name in tree.refers_to(node.value.func)):
-                continue
-            target = node.targets[0].target
-            if len(node.targets) > 1 or not name_or_attribute(target):
+    for call in find_calls(tree, "gradient_as_bucket_view"):
+        assignment = tree.parents[call]
+        if isinstance(assignment, cst.Assign):
+            target = assignment.targets[0].target
+            if len(assignment.targets) > 1 or not name_or_attribute(target):
                 raise CannotEditError("the wrapped model has no name of its own")
             names.add(tree.code(target))
     if len(names) != 1:
@@ -128,22 +127,21 @@ def _branch(tree: Tree, backward: cst.CSTNode, step: cst.CSTNode, first: int) ->
         if isinstance(part, cst.Call) and tree.code(part.func) != "len":
             raise CannotEditError(f"the test of the branch calls {tree.code(part.func)}")
     test = tree.code(branch.test)
-    names = {part.value for part in tree.walk(branch.test) if isinstance(part, cst.Name)}
-    for statement in block[first:position]:
-        counted = _counts(statement)
-        if counted is not None and counted[0] in names:
-            name, added = counted
+    between = block[first:position]
+    for name in sorted({part.value for part in tree.walk(branch.test) if isinstance(part, cst.Name)}):
+        changes = [statement for statement in between if _assigned(tree, statement, name)]
+        if len(changes) > 1:
+            raise CannotEditError(f"{name} changes more than once between the forward pass and the optimizer step")
+        for statement in changes:
+            added = _added(statement)
+            if added is None:
+                raise CannotEditError(f"{name} changes between the forward pass and the optimizer step")
             test = re.sub(rf"(?<![\w.]){re.escape(name)}\b", f"({name} + {added})", test)
-            names.discard(name)  # counted twice, or set after that: refused below
-            if any(_assigned(tree, other, name) for other in block[first:position] if other is not statement):
-                raise CannotEditError(f"{name} changes more than once between the two")
-        elif found := sorted(name for name in names if _assigned(tree, statement, name)):
-            raise CannotEditError(f"{found[0]} changes between the forward pass and the optimizer step")
     return test
 
 
-def _counts(statement: cst.CSTNode) -> tuple[str, str] | None:
-    """(name, number) of ``name += number``."""
+def _added(statement: cst.CSTNode) -> str | None:
+    """The number of ``name += number``."""
     import libcst as cst
 
     if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
@@ -153,7 +151,7 @@ def _counts(statement: cst.CSTNode) -> tuple[str, str] | None:
         return None
     if not isinstance(small.target, cst.Name) or not isinstance(small.value, cst.Integer):
         return None
-    return small.target.value, small.value.value
+    return small.value.value
 
 
 def _assigned(tree: Tree, node: cst.CSTNode, name: str) -> bool:

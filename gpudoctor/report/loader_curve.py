@@ -88,19 +88,13 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
         memory = [trial.private_bytes for trial in group if trial.private_bytes]
         starts = [trial.first_batch_s for trial in group if trial.first_batch_s is not None]
         shared = [trial.shm_bytes for trial in group if trial.shm_bytes]
-        extras = [
-            f"prefetch {first.prefetch}" if first.workers and first.prefetch != 2 else None,
-            "whole batches" if first.whole_batch else None,
-            "any order" if not first.in_order else None,
-            "1 thread each" if first.one_thread else None,
-        ]
         own = is_present(first, item)
         best = chosen is not None and is_choice(first, item)
         marks = ["now" if own else None, "best" if best and item.verdict == "change" else None]
         cells.append(
             (
                 str(first.workers),
-                ", ".join(extra for extra in extras if extra),
+                extras(first),
                 number(rate),
                 spread,
                 f"{number(statistics.median(starts))} s" if starts else "",
@@ -123,6 +117,17 @@ def _curve(item: LoaderStudy, style: Style) -> list[str]:
         bar = "  " + style.glyph("block") * max(0, round(room * rate / top)) if room >= 8 and top > 0 else ""
         lines.append((pad(line, width) + bar).rstrip())
     return lines
+
+
+def extras(trial: LoaderTrial) -> str:
+    """How the loader was run besides its number of workers; empty for rows in order with torch's own prefetch."""
+    words = [
+        f"prefetch {trial.prefetch}" if trial.workers and trial.prefetch != 2 else None,
+        "whole batches" if trial.whole_batch else None,
+        "any order" if not trial.in_order else None,
+        "1 thread each" if trial.one_thread else None,
+    ]
+    return ", ".join(word for word in words if word)
 
 
 def is_present(trial: LoaderTrial, item: LoaderStudy) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from html import escape
 
 from gpudoctor.model import LoaderStudy, LoaderTrial
-from gpudoctor.report.loader_curve import groups, is_choice, is_present
+from gpudoctor.report.loader_curve import extras, groups, is_choice, is_present
 from gpudoctor.report.svg import clean, document
 from gpudoctor.report.text import number
 
@@ -21,14 +21,14 @@ svg{background:#fff}
 text{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#1f2328}
 .title{font-size:16px;font-weight:600}.dim{fill:#636c76}.mid{text-anchor:middle}.end{text-anchor:end}
 .strong{font-weight:600}.grid{stroke:#d1d9e0;stroke-width:1}.need{stroke:#9a6700;stroke-width:1.5;stroke-dasharray:6 4}
-.line{fill:none;stroke-width:2}.mark{fill:none;stroke-width:2;stroke:#1f2328}
+.line{stroke-width:2}.mark{fill:none;stroke-width:2;stroke:#1f2328}
 .s0{stroke:#0969da;fill:#0969da}.s1{stroke:#1a7f37;fill:#1a7f37}.s2{stroke:#8250df;fill:#8250df}
 .s3{stroke:#bc4c00;fill:#bc4c00}.s4{stroke:#bf3989;fill:#bf3989}
 circle.dot{stroke:none;fill-opacity:.55}polyline.line{fill:none}
 @media (prefers-color-scheme:dark){
 svg{background:#0d1117}text{fill:#e6edf3}.dim{fill:#9198a1}.grid{stroke:#30363d}.need{stroke:#d29922}
 .mark{stroke:#e6edf3}.s0{stroke:#58a6ff;fill:#58a6ff}.s1{stroke:#3fb950;fill:#3fb950}.s2{stroke:#bc8cff;fill:#bc8cff}
-.s3{stroke:#ffa657;fill:#ffa657}.s4{stroke:#ff7bc5;fill:#ff7bc5}text.s0,text.s1,text.s2,text.s3,text.s4{stroke:none}}
+.s3{stroke:#ffa657;fill:#ffa657}.s4{stroke:#ff7bc5;fill:#ff7bc5}}
 text.s0,text.s1,text.s2,text.s3,text.s4{stroke:none}
 """.strip()
 Series = dict[str, dict[int, list[LoaderTrial]]]
@@ -77,15 +77,7 @@ def _series(study: LoaderStudy) -> Series:
     """Trials by how the loader is run, then by workers: one line of the picture each."""
     found: Series = {}
     for cell in groups(study.trials):
-        first = cell[0]
-        words = [
-            "whole batches" if first.whole_batch else None,
-            f"prefetch {first.prefetch}" if first.workers and first.prefetch != 2 else None,
-            "any order" if not first.in_order else None,
-            "1 thread each" if first.one_thread else None,
-        ]
-        name = ", ".join(word for word in words if word) or "rows, prefetch 2"
-        found.setdefault(name, {})[first.workers] = cell
+        found.setdefault(extras(cell[0]) or "rows, prefetch 2", {})[cell[0].workers] = cell
     return found
 
 

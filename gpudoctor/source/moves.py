@@ -178,20 +178,7 @@ def copy_to_device(
     if base.on_gpu:
         return result if target.device == GPU else base
     if base.device == CPU or base.origin == BATCH:
-        it.work(copies=1)
-        it.note(
-            "copy-to-device",
-            node,
-            name,
-            result,
-            line=line_of(node),
-            pinned=base.pinned,
-            non_blocking=non_blocking,
-            loader=base.ref if base.origin == BATCH else None,
-            origin=base.origin,
-            made_in=base.frame,
-            inline=base.tag == "pinned-inline",
-        )
+        _copied(it, node, name, base, result, non_blocking, inline=base.tag == "pinned-inline")
         if base.origin == BATCH and base.ref is not None:
             base.ref.moves.append((it.site(node), result, tuple(it.frames)))
     return result
@@ -210,21 +197,28 @@ def _copy(it: Interpreter, base: Value, name: str, given: Arguments, node: ast.C
             if blocking is False:
                 it.note("copy-to-host", node, name, source, line=line_of(node))
         elif base.on_gpu and source.device == CPU:
-            it.work(copies=1)
-            it.note(
-                "copy-to-device",
-                node,
-                name,
-                base,
-                line=line_of(node),
-                pinned=source.pinned,
-                non_blocking=blocking,
-                loader=source.ref if source.origin == BATCH else None,
-                origin=source.origin,
-                made_in=source.frame,
-                inline=False,
-            )
+            _copied(it, node, name, source, base, blocking, inline=False)
     return base
+
+
+def _copied(
+    it: Interpreter, node: ast.Call, name: str, source: Value, result: Value, non_blocking: bool | None, *, inline: bool
+) -> None:
+    """A copy from host memory to the device is queued. `inline`: pinned in the same expression."""
+    it.work(copies=1)
+    it.note(
+        "copy-to-device",
+        node,
+        name,
+        result,
+        line=line_of(node),
+        pinned=source.pinned,
+        non_blocking=non_blocking,
+        loader=source.ref if source.origin == BATCH else None,
+        origin=source.origin,
+        made_in=source.frame,
+        inline=inline,
+    )
 
 
 def _rebind(it: Interpreter, node: ast.Call, old: Value, new: Value) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpudoctor import checkup
-from gpudoctor.model import Case, Change, ChangeClass, Edit, Trial, WatchedLoader
+from gpudoctor.model import Case, Change, ChangeClass, Trial, WatchedLoader
 from gpudoctor.prescribe import changes as proposing
 from gpudoctor.source import later_use
 from gpudoctor.tune import loader_study
@@ -17,6 +17,7 @@ from gpudoctor.tune.search import Group
 
 # What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
 POINTLESS_WAIT = 0.02
+_OTHER_ORDER = {"persistent_workers", "in_order"}  # arguments with which rows or draws come in another order
 
 
 def candidates(
@@ -141,11 +142,14 @@ def _split(change: Change) -> list[Change]:
     edit = change.edits[0]
     if edit.kind != "loader-arguments" or len(change.edits) > 1 or len(edit.arguments) < 2:
         return [change]
-    parts = []
-    for number, (name, value) in enumerate(edit.arguments.items(), start=1):
-        one = Edit(kind=edit.kind, site=edit.site, name=edit.name, arguments={name: value})
-        parts.append(dataclasses.replace(change, id=f"{change.id}.{number}", title=f"{name}={value}", edits=(one,)))
-    return parts
+    return list(_one_each(change, edit.arguments))
+
+
+def _one_each(change: Change, arguments: Mapping[str, int | bool | None]) -> Iterator[Change]:
+    """The change once for each of these arguments of its loader."""
+    for number, (name, value) in enumerate(arguments.items(), start=1):
+        edit = dataclasses.replace(change.edits[0], arguments={name: value})
+        yield dataclasses.replace(change, id=f"{change.id}.{number}", title=f"{name}={value}", edits=(edit,))
 
 
 def _touches(change: Change, names: set[str]) -> bool:
@@ -163,22 +167,17 @@ def _as_studied(split: Sequence[Change], case: Case, allow: frozenset[ChangeClas
     found = loader_study.chosen(case.loader, target.edits[0].site) if target is not None else None
     if target is None or found is None:
         return None
-    result = []
+    result: list[Change] = []
     for change in split:
         if change is target:
-            result += [part for part in _studied(target, found) if part.change_class in allow]
+            parts = [
+                dataclasses.replace(part, change_class="stochastic") if _touches(part, _OTHER_ORDER) else part
+                for part in _one_each(target, found)
+            ]
+            result += [part for part in parts if part.change_class in allow]
         elif not _touches(change, set(found)):
             result.append(change)
     return result
-
-
-def _studied(target: Change, found: Mapping[str, int | bool | None]) -> Iterator[Change]:
-    for number, (name, value) in enumerate(found.items(), start=1):
-        kind: ChangeClass = "stochastic" if name in ("persistent_workers", "in_order") else target.change_class
-        edit = dataclasses.replace(target.edits[0], arguments={name: value})
-        yield dataclasses.replace(
-            target, id=f"{target.id}.{number}", title=f"{name}={value}", change_class=kind, edits=(edit,)
-        )
 
 
 def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:

@@ -15,7 +15,7 @@ from gpudoctor.tune.runner import CommandRunner, Interrupted
 BUDGET_SHARE = 0.1  # of what is left: more than two or three whole trials it must not cost
 LEAST_S = 15.0  # a search in less tells little
 MOST_S = 60.0
-SLOW_START = 3.0  # the start may take so many times as long as it did
+SLOW_START, START_S = 3.0, 15.0  # the start may take so many times as long as it did, and some seconds more
 
 
 def search_s(case: Case, left_s: float) -> float | None:
@@ -37,9 +37,8 @@ def study(
     assert case.watched is not None
     start_up_s = max(record.start_up_s or 0.0 for record in proving.training_records(case.watched))
     target = Target(shown=" ".join(runner.command), command=tuple(runner.command), is_callable=False)
-    options = Options(
-        target=target, cwd=runner.cwd, budget_s=seconds, site=site, start_up_s=SLOW_START * start_up_s + LEAST_S
-    )
+    patience_s = SLOW_START * start_up_s + START_S
+    options = Options(target=target, cwd=runner.cwd, budget_s=seconds, site=site, start_up_s=patience_s)
     session = Session(options=options, machine=case, on_stage=lambda text: on_stage(f"loader, {text}"))
     try:
         found = session.run()

@@ -117,7 +117,7 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
             on_stage(f"{sum(len(group.options) for group in groups)} settings to try")
             search.search()
         else:
-            few = _too_few_steps(session, options)
+            few = _too_few_steps(session)
             session.outcome.verdict = "no verdict" if few else "nothing"
             session.outcome.reason = few or (
                 "no change is on offer: nothing that tune can change costs this command time"
@@ -163,8 +163,9 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     session.on_stage("watching the command as it is")
     begun = time.monotonic()
     limit = options.budget_s * DISCOVERY_SHARE
-    plan = runner.plan((), steps=options.steps, watch_calls=True, max_seconds=limit, probe_fetch=True)
-    plan = dataclasses.replace(plan, least_steps=MINIMUM_STEPS)
+    plan = runner.plan(
+        (), steps=options.steps, watch_calls=True, max_seconds=limit, least_steps=MINIMUM_STEPS, probe_fetch=True
+    )
     seen, _ = runner.watch(plan, deadline_s=limit + START_UP_ALLOWANCE_S)
     elapsed = time.monotonic() - begun
     problem = failure(seen)
@@ -209,7 +210,7 @@ def _candidates(session: Session, runner: CommandRunner, earlier: resume.Earlier
     return groups
 
 
-def _too_few_steps(session: Session, options: Options) -> str | None:
+def _too_few_steps(session: Session) -> str | None:
     """Why the watched steps are too few to say that nothing costs time, or None."""
     assert session.case.watched is not None
     slowest = min(proving.training_records(session.case.watched), key=_steps)
@@ -225,7 +226,7 @@ def _too_few_steps(session: Session, options: Options) -> str | None:
     seen = f"{count} step was" if count == 1 else f"{count} steps were"
     start_up = f" (its start alone took {slowest.start_up_s:.0f} s)" if slowest.start_up_s else ""
     return (
-        f"only {seen} seen in the {options.budget_s * DISCOVERY_SHARE:.0f} s that the budget allows the first "
+        f"only {seen} seen in the {session.options.budget_s * DISCOVERY_SHARE:.0f} s that the budget allows the first "
         f"run{start_up}: give a larger --budget"
     )
 

@@ -368,6 +368,7 @@ class Search:
             if setting == self._setting(cell):
                 continue
             pairs: list[tuple[float, float]] = []
+            ratio: Ratio | None = None
             for _ in range(VARIANT_PAIRS):
                 other_s = self.runner.expected_s(setting, self.window_s)
                 if other_s + self.runner.expected_s(self._setting(cell), self.window_s) > self.runner.left_s():
@@ -381,8 +382,8 @@ class Search:
                 ratio = _paired(pairs, self._trial_noise(self.surface.fit()))
                 if len(pairs) > 1 and (ratio.low > 1 or ratio.high < MINIMUM_GAIN):
                     break
-            if pairs:
-                self.outcome.variants.append((setting, _paired(pairs, self._trial_noise(self.surface.fit()))))
+            if ratio is not None:
+                self.outcome.variants.append((setting, ratio))
 
     def _trial_noise(self, fit: Fit) -> float:
         """Of one trial as they were made here; half of it is the host's, which a longer window does not even out."""

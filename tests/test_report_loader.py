@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from gpudoctor.cli.tune_loader import _write_svg
 from gpudoctor.model import (
     Case,
     Change,
@@ -176,3 +180,15 @@ def test_the_curve_as_svg_shows_every_trial_and_escapes_names() -> None:
 def test_a_picture_has_room_for_the_highest_rate() -> None:
     for value in (0.3, 7.0, 103.0, 515.0, 1838.0, 99999.0):
         assert value <= loader_svg._nice(value) <= 1.6 * value
+
+
+def test_a_study_is_told_where_its_curve_cannot_be_written(tmp_path: Path) -> None:
+    session: Any = SimpleNamespace(notes=[], errors=[])
+    path = tmp_path / "curve.svg"
+    _write_svg(study(trials=(trial(1, 350.0, purpose="check"), trial(2, None))), str(path), session)
+    assert session.notes == [f"there is no curve to write to {path}: no trial gave a rate"]
+    assert not path.exists()
+    _write_svg(study(), str(tmp_path / "no" / "such.svg"), session)
+    assert session.errors[0].startswith("cannot write")
+    _write_svg(study(), str(path), session)
+    assert path.read_text().startswith("<svg ")

@@ -11,6 +11,7 @@ from gpudoctor.cli import options
 
 if TYPE_CHECKING:
     from gpudoctor.model import LoaderStudy
+    from gpudoctor.tune.loader.session import Session
 
 
 def command(
@@ -98,7 +99,7 @@ def command(
             session = Session(options=chosen, machine=collect_case(timeout_s=timeout), on_stage=stage)
             study = session.run()
         if svg is not None and study is not None:
-            _write_svg(study, svg, session.notes)
+            _write_svg(study, svg, session)
         envelope = result.envelope(
             study,
             session.machine,
@@ -115,10 +116,14 @@ def command(
     execute("tune-loader", common, body)
 
 
-def _write_svg(study: LoaderStudy, path: str, notes: list[str]) -> None:
+def _write_svg(study: LoaderStudy, path: str, session: Session) -> None:
+    """The curve to a file. What was measured is told all the same where there is no curve, or no such folder."""
+    from gpudoctor.errors import GpudoctorError
     from gpudoctor.report import render_loader_svg, write_text
 
-    if any(trial.rate for trial in study.trials):
+    try:
         write_text(path, render_loader_svg(study))
-    else:
-        notes.append(f"no trial gave a rate, so there is no curve to write to {path}")
+    except ValueError as error:
+        session.notes.append(f"there is no curve to write to {path}: {error}")
+    except GpudoctorError as error:
+        session.errors.append(str(error))

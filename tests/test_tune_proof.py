@@ -21,6 +21,18 @@ from gpudoctor.model import (
 )
 from gpudoctor.tune.proof import Run, prove
 
+STREAM = """\
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(32.0).split(1))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for x in DataLoader(Stream(), batch_size=8):
+    model(x).mean().backward()
+    optimizer.step()
+"""
 SCRIPT = Path(__file__).parent / "scripts" / "proof" / "train.py"
 
 
@@ -131,6 +143,38 @@ def test_a_number_on_which_restless_runs_agree_by_chance(printed: str, verdict: 
     repeats = made("p1", "mean loss 1.101234")
     strict = prove(base, made("p1", printed), lambda: repeats, change_class="exact", epochs_crossed=True)
     assert strict.verdict == "different", strict  # a script that repeats itself must print the same
+
+
+def test_within_the_first_epoch_the_order_of_its_rows_is_what_other_draws_must_keep(folder: Path) -> None:
+    def cut(text: str) -> Run:
+        script = folder / "cut.py"
+        script.write_text(text)
+        plan = WatchPlan(record_dir="", steps=3, watch_calls=False, proof=ProofPlan(seed=0))
+        watched = observe.watch([sys.executable, "cut.py"], plan, cwd=folder, deadline_s=150)
+        assert watched.records[0].proof is not None
+        assert watched.records[0].proof.complete in ((False,), ())
+        return Run(watched=watched, output=())
+
+    text = SCRIPT.read_text()
+    base = cut(text)
+    same = prove(base, cut(text), lambda: base, change_class="stochastic", epochs_crossed=False)
+    assert same.verdict == "consistent", same
+    assert "first epoch's order" in same.compared
+    assert "the window did not cross an epoch boundary" in (same.reason or "")
+    in_order = cut(text.replace("shuffle=True", "shuffle=False"))
+    assert prove(base, in_order, lambda: base, change_class="stochastic", epochs_crossed=False).verdict == "different"
+
+
+def test_what_an_iterable_dataset_yields_has_no_rows_to_agree_on(folder: Path) -> None:
+    (folder / "stream.py").write_text(STREAM)
+    plan = WatchPlan(record_dir="", watch_calls=False, proof=ProofPlan(seed=0))
+    watched = observe.watch([sys.executable, "stream.py"], plan, cwd=folder, deadline_s=150)
+    (record,) = watched.records
+    assert record.proof is not None
+    assert (len(record.proof.batches), record.proof.rows, record.proof.order) == (4, (), ())
+    run = Run(watched=watched, output=())
+    assert prove(run, run, lambda: run, change_class="stochastic", epochs_crossed=False).verdict == "not provable"
+    assert prove(run, run, lambda: run, change_class="exact", epochs_crossed=False).verdict == "identical"
 
 
 def test_a_restless_script_still_reveals_a_dropped_batch(folder: Path) -> None:

@@ -24,6 +24,7 @@ from gpudoctor.model import (
 from gpudoctor.report.scaling import scaling as table
 from gpudoctor.report.text import Style
 from gpudoctor.tune import scaling
+from gpudoctor.tune.proof import training_records
 from gpudoctor.tune.rank_commands import with_ranks
 from gpudoctor.tune.sandbox import Sandbox
 
@@ -62,7 +63,7 @@ dist.destroy_process_group()
 
 def run(folder: Path, text: str, *counts: int) -> Scaling:
     (folder / "train.py").write_text(text)
-    return scaling.scale(
+    found, last = scaling.scale(
         [sys.executable, "train.py"],
         counts,
         cwd=folder,
@@ -75,6 +76,10 @@ def run(folder: Path, text: str, *counts: int) -> Scaling:
         check=lambda seen: None,
         on_stage=lambda text: None,
     )
+    largest = max(row.ranks for row in found.rows if row.rate is not None)
+    assert len(training_records(last.seen)) == largest  # tune goes on with this run
+    assert all(record.loaders and record.loaders[0].wait_ms > 0 for record in training_records(last.seen))
+    return found
 
 
 def test_one_slow_rank_of_1_2_and_4_is_named_with_its_cause(tmp_path: Path) -> None:

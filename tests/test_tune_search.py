@@ -113,6 +113,27 @@ def test_a_busy_host_gets_no_verdict() -> None:
     assert "no verdict" in verdicts
 
 
+def test_more_of_what_clearly_slows_down_is_not_tried() -> None:
+    """Twelve workers where two are set already, at three quarters of the rate: fifteen would be no better."""
+    counts = tuple((change(1, title=f"num_workers={count}"),) for count in (12, 15))
+    for beyond in (True, False):
+        host = Simulated(3, {"C1": 0.75}, 0.01)
+        outcome = searching.search(host, [Group(mechanism="loader", options=counts, beyond=beyond)])
+        assert not outcome.kept
+        tried = [trial.changes[0] for trial in outcome.trials if trial.changes]
+        assert tried == (["C1 num_workers=12"] if beyond else ["C1 num_workers=12", "C1 num_workers=15"])
+        if beyond:
+            (left,) = (item for item in outcome.dropped if item.title == "num_workers=15")
+            assert left.reason == "not tried: a smaller step in this direction was slower"
+
+
+def test_a_budget_without_a_trial_is_told_apart_from_nothing_to_win() -> None:
+    outcome = searching.search(Simulated(0, {}, 0.02, runs=4), groups())
+    assert outcome.starved
+    assert outcome.verdict == "no verdict"
+    assert not searching.search(Simulated(0, {}, 0.02), groups()).starved
+
+
 def test_without_candidates_nothing_is_changed() -> None:
     outcome = searching.search(Simulated(0, {}, 0.02), [])
     assert outcome.verdict == "nothing"

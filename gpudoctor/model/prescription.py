@@ -74,6 +74,7 @@ class Trial:
     steps: int = 0
     median_step_ms: float | None = None
     loader_wait_ms: float | None = None
+    steady_wait: float | None = None  # share of the steps behind the warm-up that waits for the loader
     seconds: float | None = None  # wall time of the whole trial
     load_average: float | None = None
     error: str | None = None

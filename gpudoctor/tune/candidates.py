@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpudoctor.tune.search import Group
 
 # What a step may still wait for its loader before changing the loader is pointless; the same 2 % as everywhere.
 POINTLESS_WAIT = 0.02
+QUEUES = 8  # a window of so many times the batches that are prepared ahead is much longer than they last
 _OTHER_ORDER = {"persistent_workers", "in_order"}  # arguments with which rows or draws come in another order
 
 
@@ -124,14 +126,17 @@ def _group(
     if workers:
         units.append(workers)
     options = [tuple(split)] if split else []
+    beyond = False
     if loader is not None and studied is None:
-        options = _worker_options(split, case, loader)
+        options, beyond = _worker_options(split, case, loader)
     waits = mechanism in ("fetch", "loader")
+    queue = loader.num_workers * (loader.prefetch_factor or 0) if loader is not None else 0
     return Group(
         mechanism=mechanism,
         options=tuple(options),
         units=tuple(units),
-        pointless=_pointless if waits and not copies else None,
+        beyond=beyond,
+        pointless=functools.partial(_pointless, queue=queue) if waits and not copies else None,
     )
 
 
@@ -180,29 +185,35 @@ def _as_studied(split: Sequence[Change], case: Case, allow: frozenset[ChangeClas
     return result
 
 
-def _worker_options(split: Sequence[Change], case: Case, loader: WatchedLoader) -> list[tuple[Change, ...]]:
-    """The group with the proposed worker count, twice that, and the most that is allowed; the smallest first."""
+def _worker_options(
+    split: Sequence[Change], case: Case, loader: WatchedLoader
+) -> tuple[list[tuple[Change, ...]], bool]:
+    """The group with the proposed worker count, twice that, and the most that is allowed; the smallest first. And
+    whether all of them are more than now."""
     record = next(item for item in case.watched.records if loader in item.loaders) if case.watched else None
     target = next((change for change in split if _touches(change, {"num_workers"})), None)
     if target is None or record is None or case.watched is None:
-        return [tuple(split)]
+        return [tuple(split)], False
     proposed = target.edits[0].arguments["num_workers"]
     limit = proposing.loader_limit(case, record, len(proving.training_records(case.watched)))
     if not isinstance(proposed, int) or proposed < 1:
-        return [tuple(split)]
+        return [tuple(split)], False
     counts = sorted({proposed, min(limit, proposed * 2), max(limit, proposed)} - {loader.num_workers})
     options = []
     for count in counts:
         edit = dataclasses.replace(target.edits[0], arguments={**target.edits[0].arguments, "num_workers": count})
         variant = dataclasses.replace(target, title=f"num_workers={count}", edits=(edit, *target.edits[1:]))
         options.append(tuple(variant if change is target else change for change in split))
-    return options or [tuple(split)]
+    return options or [tuple(split)], bool(counts) and min(counts) > loader.num_workers
 
 
-def _pointless(trial: Trial) -> str | None:
+def _pointless(trial: Trial, *, queue: int) -> str | None:
+    """queue: batches that are prepared ahead; only a window much longer than it shows what the steps really wait."""
     if trial.rate is None or trial.loader_wait_ms is None:
         return None
     share = trial.loader_wait_ms * trial.rate / 1000
+    if trial.steady_wait is not None and trial.steps >= QUEUES * max(1, queue):
+        share = min(share, trial.steady_wait)
     if share >= POINTLESS_WAIT:
         return None
     return f"not tried: a step waits {share:.1%} of its time for the loader, so little is left to win"

@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpudoctor.model import ChangeClass, Proof, ProofResult, Watched, WatchRecord
+from gpudoctor.model import Change, ChangeClass, Proof, ProofResult, Watched, WatchRecord
 
-Item = tuple[str, object]
+# Edits that change what the code computes with: the code behind the loop, too, has to be seen to run with them.
+_REWRITES = ("device-accumulator", "collect-device", "defer-read", "drop-call", "log-every", "pin-copy", "whole-batch")
 _DECIMAL = re.compile(r"([-+]?[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?)")
 # Where training itself does not repeat, two unchanged runs may print the same rounded number by chance; a number of
 # the changed run this near to it tells nothing either.
@@ -42,9 +43,10 @@ def prove(
     exact = change_class in ("exact", "logging")
     base, changed = _items(baseline, change_class), _items(candidate, change_class)
     compared = tuple(name for name, value in base.items() if value is not None)
-    if not any(base.get(name) for name in ("parameters", "batches", "rows", "console output", "written files")):
+    telling = ("parameters", "batches", "rows", "first epoch's order", "console output", "written files")
+    if not any(base.get(name) for name in telling):
         return ProofResult(
-            verdict="not provable", reason="the command has no optimizer, no loader and no output to compare"
+            verdict="not provable", reason=f"nothing was seen that changes of the class {change_class} must keep"
         )
     differing = [name for name in base if base[name] != changed[name]]
     note = None if epochs_crossed else "the window did not cross an epoch boundary"
@@ -84,6 +86,11 @@ def prove(
     if exact:
         return ProofResult(verdict="identical", compared=compared, reason=note)
     return ProofResult(verdict="consistent", compared=compared, reason=note)
+
+
+def rewrites(change: Change) -> bool:
+    """Whether the change edits code that computes, so that the code behind the loop has to be seen to run with it."""
+    return any(edit.kind in _REWRITES for edit in change.edits)
 
 
 def training_records(watched: Watched) -> tuple[WatchRecord, ...]:

@@ -21,8 +21,8 @@ from gpudoctor.tune.search import Purpose, label
 # A trial that takes this many times as long as expected hangs or is hopeless.
 PATIENCE = 3.0
 GRACE_S = 20.0
-# Time kept free in the budget for the proof: baseline and candidate, a little more for deterministic algorithms.
-PROOF_RUNS = 2.2
+# A proof run takes so many times as long as a trial: deterministic algorithms, hashes.
+PROOF_SLOWER = 1.1
 
 
 class Interrupted(Exception):  # noqa: N818 -- not an error: the person pressed Ctrl-C or the process was terminated
@@ -52,7 +52,7 @@ class CommandRunner:
         self.on_trial = on_trial
         self.steps: int | None = None
         self.natural_end = False  # the unchanged command was seen to end by itself within a trial's share of the budget
-        self.reserve_s = 0.0  # kept free for the proof
+        self.whole_s: float | None = None  # wall time of the whole command, where it was seen to end by itself
         self.baseline_s = 0.0  # expected wall time of a baseline trial
         self.seconds: dict[tuple[str, ...], float] = {}
         self.texts: dict[str, str] = {}  # original text by site file
@@ -70,12 +70,36 @@ class CommandRunner:
                 return self.seconds[names[:count]]
         return self.baseline_s
 
-    def affords(self, runs: int, changes: Sequence[Change]) -> bool:
+    def needed_s(self, runs: int, changes: Sequence[Change]) -> float:
+        """Seconds for so many trials with these changes, their proof, and two confirming pairs."""
         confirmation = 2 * (self.baseline_s + min(self.baseline_s, self.expected_s(changes)))
-        return self.left_s() > self.reserve_s + confirmation + runs * self.expected_s(changes)
+        return self.proof_s(changes) + confirmation + runs * self.expected_s(changes)
+
+    def affords(self, runs: int, changes: Sequence[Change]) -> bool:
+        return self.left_s() > self.needed_s(runs, changes)
 
     def affords_confirmation(self, changes: Sequence[Change]) -> bool:
-        return self.left_s() > self.reserve_s + self.baseline_s + self.expected_s(changes)
+        return self.left_s() > self.baseline_s + self.expected_s(changes)
+
+    def proves_whole(self, changes: Sequence[Change]) -> bool:
+        """Whether the proof runs go to the end of the command: where its trials do, and where windows and one more run
+        past the end of the loop would take longer."""
+        if self.natural_end or self.whole_s is None:
+            return self.natural_end
+        runs = _proof_runs(changes)
+        return any(map(proving.rewrites, changes)) and runs * self.whole_s <= runs * self.baseline_s + self.whole_s
+
+    def proof_run_s(self, *, whole: bool) -> float:
+        """Expected wall time of a proof run."""
+        return PROOF_SLOWER * (self.whole_s if whole and self.whole_s is not None else self.baseline_s)
+
+    def proof_s(self, changes: Sequence[Change]) -> float:
+        """Seconds that the proof of these changes is expected to take, the run past the end of the loop included."""
+        whole = self.proves_whole(changes)
+        seconds = _proof_runs(changes) * self.proof_run_s(whole=whole)
+        if not whole and any(map(proving.rewrites, changes)):
+            seconds += self.baseline_s if self.whole_s is None else self.whole_s
+        return seconds
 
     def run(self, changes: Sequence[Change], purpose: Purpose) -> Trial:
         """One timing trial: only steps and loader waits are watched."""
@@ -89,7 +113,8 @@ class CommandRunner:
         self.seconds[names] = seconds
         if not changes:
             self.baseline_s = seconds  # a trial is watched less than the first run: its own time plans better
-            self.reserve_s = min(self.reserve_s, PROOF_RUNS * seconds)
+            if self.natural_end:
+                self.whole_s = seconds
         rate, unit, error = judge(watched, changed=bool(changes))
         records = proving.training_records(watched)
         steps = min((len(record.steps) for record in records), default=0)
@@ -103,6 +128,7 @@ class CommandRunner:
             median_step_ms=median_step_ms(slowest) if slowest else None,
             # ranks in lock-step go as fast as the one that waits longest
             loader_wait_ms=max((wait for r in records if (wait := mean_loader_wait_ms(r)) is not None), default=None),
+            steady_wait=max((share for r in records if (share := steady_wait(r)) is not None), default=None),
             seconds=round(seconds, 2),
             load_average=round(load, 2),
             error=error,
@@ -195,6 +221,13 @@ class CommandRunner:
         return dataclasses.replace(watched, command=tuple(self.command)), lines, files
 
 
+def _proof_runs(changes: Sequence[Change]) -> int:
+    """Unchanged, changed, and once more where some of the changes must not change any number and others may."""
+    weak = [change for change in changes if change.change_class in ("stochastic", "numerics")]
+    strong = [change for change in changes if change not in weak and proving.rewrites(change)]
+    return 3 if weak and strong else 2
+
+
 def judge(watched: Watched, *, changed: bool) -> tuple[float | None, str, str | None]:
     """(rate, unit, error): the slowest rank's steps/s, or batches/s where step counts disagree."""
     records = proving.training_records(watched)
@@ -231,6 +264,12 @@ def failure(watched: Watched) -> str | None:
 def median_step_ms(record: WatchRecord) -> float | None:
     """Median wall time of a step; bursts from the prefetch queue make it lie about the rate."""
     return round(statistics.median(step.wall_ms for step in record.steps), 3) if record.steps else None
+
+
+def steady_wait(record: WatchRecord) -> float | None:
+    """The share of the steps behind the warm-up that waits for the loader: without the start of its workers."""
+    total = sum(step.wall_ms for step in record.steady)
+    return round(sum(step.loader_wait_ms for step in record.steady) / total, 4) if total else None
 
 
 def mean_loader_wait_ms(record: WatchRecord) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from gpudoctor.model import (
     WatchPlan,
     WatchRecord,
 )
+from gpudoctor.tune.first_run import MINIMUM_STEPS, START_UP_ALLOWANCE_S, FirstRun
 from gpudoctor.tune.proof import training_records
 from gpudoctor.tune.rank_commands import with_ranks
 from gpudoctor.tune.runner import CommandRunner, failure
@@ -32,8 +34,7 @@ from gpudoctor.tune.sandbox import Sandbox
 
 BUDGET_SHARE = 0.4  # of tune's budget, for all counts together
 SHORTEST_RUN_S = 12.0  # starting the ranks and importing torch must fit
-PARTS_STEPS = 60  # of the second, fully watched run on a GPU
-START_UP_ALLOWANCE_S = 120.0
+PARTS_STEPS = 30  # of the second run on a GPU, which tells what several ranks wait for
 WARM = 2.0  # leading steps this many times as long as the median are warm-up
 APART = 0.10  # a rank is slow when it needs this share of a step longer than the others' median,
 OFTEN = 0.6  # and longest in this share of the steps
@@ -54,16 +55,19 @@ def scale(
     cpus: int | None,
     check: Callable[[Watched], None],
     on_stage: Callable[[str], None],
-) -> Scaling:
-    """Run `command` with each count of ranks (sorted, each once) and judge the table.
+) -> tuple[Scaling, FirstRun]:
+    """Run `command` with each count of ranks (sorted, each once) and judge the table. Also returns the run with the
+    largest count that gave a rate: calls and loaders are watched in it, so tune needs no other first run.
 
-    budget_s: for all runs. steps: of each run; None: as many as fit. gpu: whether the machine has one; the rate then
-    comes from a run without call watching, what the steps wait for from a second, short one. cpus: that the ranks may
-    use. check sees the first run, before anything is run again.
+    budget_s: for all runs. steps: of each run; None: as many as fit. gpu: whether the machine has one; what several
+    ranks wait for then comes from a second, short run, because timing it holds up each backward. cpus: that the ranks
+    may use. check sees the first run, before anything is run again.
     Raises GpudoctorError when the command has no place for a count, or no count gave a rate.
     """
     commands = [(count, with_ranks(command, count)) for count in sorted(set(counts))]
-    share = max(SHORTEST_RUN_S, budget_s / len(commands) / (2 if gpu else 1))
+    runs = len(commands) + (sum(count > 1 for count, _ in commands) if gpu else 0)
+    share = max(SHORTEST_RUN_S, budget_s / runs)
+    last: FirstRun | None = None
     rows: list[ScalingRow] = []
     units: list[ScalingUnit] = []
     for count, words in commands:
@@ -76,32 +80,37 @@ def scale(
             record_dir="",
             steps=steps,
             max_seconds=share,
+            least_steps=MINIMUM_STEPS,
             step_at=step_at,
-            watch_calls=False,
+            watch_calls=True,
             watch_ranks=not gpu,
+            probe_fetch=count == commands[-1][0],
             write_root=str(cwd),
         )
+        begun = time.monotonic()
         timed, _ = runner.watch(plan, deadline_s=share + START_UP_ALLOWANCE_S)
+        seconds = time.monotonic() - begun
         if not rows:
             check(timed)
         parts = timed
-        if gpu and failure(timed) is None:
+        if gpu and count > 1 and failure(timed) is None:
             on_stage(f"{told}: what the steps wait for")
             few = min(steps or PARTS_STEPS, PARTS_STEPS)
-            plan = dataclasses.replace(plan, steps=few, watch_calls=True, watch_ranks=True)
+            plan = dataclasses.replace(plan, steps=few, watch_ranks=True, probe_fetch=False)
             parts, _ = runner.watch(plan, deadline_s=share + START_UP_ALLOWANCE_S)
         row, unit = row_of(count, timed, parts)
+        if row.rate is not None:
+            last = FirstRun(seen=timed, seconds=seconds)
         rows.append(row)
         units.append(unit)
-    worked = [row for row in rows if row.rate is not None]
-    if not worked:
+    if last is None:
         raise GpudoctorError(
             f"no count of ranks gave a rate; with {rows[0].ranks}: {rows[0].error}",
             "run the command alone first; tune needs one that works",
         )
     unit, rows = _one_unit(rows, units)
     rows = with_efficiency(rows)
-    return Scaling(unit=unit, rows=tuple(rows), cause=growing_cause(rows, cpus=cpus), notes=_notes(rows))
+    return Scaling(unit=unit, rows=tuple(rows), cause=growing_cause(rows, cpus=cpus), notes=_notes(rows)), last
 
 
 def row_of(count: int, timed: Watched, parts: Watched) -> tuple[ScalingRow, ScalingUnit]:

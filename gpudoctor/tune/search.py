@@ -22,6 +22,8 @@ Purpose = Literal["baseline", "search", "leave-one-out", "confirm", "proof"]
 # noise of any host on which a verdict is possible (stats.BUSY_SPREAD).
 CLEAR_RATIO = 1.5
 SEARCH_REPEATS = 3
+# A single run this far below what it is compared with is no gain that a repeat would show.
+CLEARLY_WORSE = 0.8
 CONFIRM_PAIRS = 6
 CONFIRM_FIRST_LOOK = 2  # what a tight budget must hold
 CONFIRM_ENOUGH = 3  # a clear gain is not measured any further; two pairs alone give a very wide interval
@@ -45,11 +47,13 @@ class Runner(Protocol):
 class Group:
     """Changes of one mechanism. `options` are alternative ways to do it (worker counts), the cheapest first; each
     is a whole set of changes. `units` are the members that leave-one-out may drop, each a set of change ids.
+    `beyond`: every option is further from the present setting than the one before it, and the first further than it.
     `pointless` looks at the last trial of what is kept so far and says why the group cannot win anything, or None."""
 
     mechanism: str
     options: tuple[tuple[Change, ...], ...]
     units: tuple[frozenset[str], ...] = ()
+    beyond: bool = False
     pointless: Callable[[Trial], str | None] | None = None
 
 
@@ -65,6 +69,7 @@ class Outcome:
     trials: list[Trial] = field(default_factory=list)
     verdict: Literal["better", "nothing", "no verdict"] = "nothing"
     reason: str = ""
+    starved: bool = False  # the time budget did not hold one trial of a change
 
 
 class Search:
@@ -127,6 +132,10 @@ class Search:
             tried.append((rate, option))
             if len(tried) > 2 and tried[-1][0] < tried[-2][0] < tried[-3][0]:
                 break  # options are ordered by size: twice worse in a row means that the best lies behind
+            if group.beyond and len(tried) == 1 and rate < CLEARLY_WORSE * statistics.median(self.rates[_key(before)]):
+                for further in group.options[1:]:
+                    self._drop(further, "not tried: a smaller step in this direction was slower", only_new=option)
+                break
         if not tried:
             return
         best_rate = max(rate for rate, _ in tried)
@@ -162,6 +171,8 @@ class Search:
             decision = stats.decide(comparison)
             if comparison.ratio > CLEAR_RATIO and decision == "undecided":
                 return comparison, "better"
+            if comparison.ratio < CLEARLY_WORSE and min(len(a), len(b)) == 1:
+                return comparison, "not better"
             enough = min(len(a), len(b)) >= SEARCH_REPEATS
             if enough or (decision != "undecided" and min(len(a), len(b)) > 1):
                 return comparison, decision
@@ -239,7 +250,8 @@ class Search:
             and any(_NO_TIME in (change.reason or "") for change in self.outcome.dropped)
         ):
             self.outcome.verdict = "no verdict"
-            self.outcome.reason = "the time budget did not hold one trial of a change: give more with --budget"
+            self.outcome.starved = True
+            self.outcome.reason = "the time budget did not hold one trial of a change"
         elif self.groups:
             self.outcome.reason = "no change gained more than the noise"
         else:
@@ -270,8 +282,8 @@ def _key(changes: Sequence[Change]) -> tuple[str, ...]:
 
 
 def _why_not(comparison: stats.Comparison, decision: stats.Decision) -> str:
-    if comparison.baseline_runs < 2:
-        return f"too few runs in the budget to tell: {comparison.text}"
     if decision == "not better":
         return f"gains nothing: {comparison.text}"
+    if comparison.baseline_runs < 2:
+        return f"too few runs in the budget to tell: {comparison.text}"
     return f"within the noise: {comparison.text}, a gain has to exceed {comparison.threshold:.2f}x"

@@ -24,26 +24,17 @@ from gpudoctor.model import (
     Scaling,
     TrialBasis,
     Watched,
-    WatchRecord,
 )
 from gpudoctor.prescribe import launch
 from gpudoctor.prescribe.workers import usable_cpus
-from gpudoctor.tune import candidates, loader_study, outputs, resume, scaling, vetting, watched
+from gpudoctor.tune import candidates, first_run, loader_study, outputs, resume, scaling, vetting, watched
 from gpudoctor.tune import proof as proving
+from gpudoctor.tune.first_run import FirstRun
 from gpudoctor.tune.profiling import no_step
 from gpudoctor.tune.rank_commands import with_ranks
-from gpudoctor.tune.runner import PROOF_RUNS, CommandRunner, Interrupted, failure, judge
+from gpudoctor.tune.runner import CommandRunner, Interrupted, failure, judge
 from gpudoctor.tune.sandbox import open_sandbox
 from gpudoctor.tune.search import Group, Outcome, Search
-
-DISCOVERY_SHARE = 0.25  # of the budget: the first, fully watched run ends here at the latest
-# What the rest of the budget has to hold, in runs of the unchanged command: itself, one trial, the proof (2.2) and two
-# confirming pairs. A command that ends by itself that early is run to its end (then its code after the loop is proven
-# too); where it is cut to a window, the window leaves time for more trials.
-LEAST_RUNS = 8.5
-WINDOW_RUNS = 10.0
-MINIMUM_STEPS = 16
-START_UP_ALLOWANCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +92,15 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         on_trial=on_stage,
     )
     try:
-        if options.nproc:
-            _scale(session, runner, earlier)
+        ranks_run = _scale(session, runner, earlier) if options.nproc else None
         why_not = resume.mismatch(earlier, runner, asked_steps=options.steps) if earlier else None
         if why_not is not None:
             earlier = None
             session.notes.append(f"the earlier trials are not used: {why_not}")
-        seconds = _discover(session, runner) if earlier is None else _take_up(session, runner, earlier)
+        if earlier is not None:
+            seconds = _take_up(session, runner, earlier)
+        else:
+            seconds = _discover(session, runner, ranks_run or _watch(session, runner))
         groups = _candidates(session, runner, earlier)
         session.basis = resume.basis(runner, groups, asked_steps=options.steps, seconds=seconds)
         trials = runner if earlier is None else resume.Replay(runner, earlier, groups, note=session.notes.append)
@@ -116,8 +109,11 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         if groups:
             on_stage(f"{sum(len(group.options) for group in groups)} settings to try")
             search.search()
+            if session.outcome.starved:
+                session.outcome.reason += f": give --budget {_enough_s(options.budget_s, runner, groups)} or more"
         else:
-            few = _too_few_steps(session)
+            assert session.case.watched is not None
+            few = first_run.too_few_steps(session.case.watched, session.options.budget_s)
             session.outcome.verdict = "no verdict" if few else "nothing"
             session.outcome.reason = few or (
                 "no change is on offer: nothing that tune can change costs this command time"
@@ -129,14 +125,16 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         sandbox.close()
 
 
-def _scale(session: Session, runner: CommandRunner, earlier: resume.Earlier | None) -> None:
-    """The command once for each count of ranks; the loop goes on with the largest count that worked."""
+def _scale(session: Session, runner: CommandRunner, earlier: resume.Earlier | None) -> FirstRun | None:
+    """The command once for each count of ranks; the loop goes on with the largest count that worked, and with its run,
+    where it was run now."""
     options = session.options
+    first: FirstRun | None = None
     before = earlier.prescription.scaling if earlier is not None else None
     if before is not None and tuple(row.ranks for row in before.rows) == options.nproc:
         found = before
     else:
-        found = scaling.scale(
+        found, first = scaling.scale(
             options.command,
             options.nproc,
             cwd=options.cwd,
@@ -152,22 +150,21 @@ def _scale(session: Session, runner: CommandRunner, earlier: resume.Earlier | No
     session.scaling = found
     largest = max(row.ranks for row in found.rows if row.rate is not None)
     command = tuple(with_ranks(options.command, largest))
-    session.options = dataclasses.replace(options, command=command, budget_s=max(1.0, runner.left_s()))
+    left_s = runner.left_s() + (first.seconds if first is not None else 0.0)
+    session.options = dataclasses.replace(options, command=command, budget_s=max(1.0, left_s))
     runner.command = list(command)
     session.notes.append(f"changes are tried with {largest} {'rank' if largest == 1 else 'ranks'}")
+    return first
 
 
-def _discover(session: Session, runner: CommandRunner) -> float:
-    """One fully watched run: what the steps wait for, what the loaders are, and how long a run takes (returned)."""
-    options = session.options
+def _watch(session: Session, runner: CommandRunner) -> FirstRun:
     session.on_stage("watching the command as it is")
-    begun = time.monotonic()
-    limit = options.budget_s * DISCOVERY_SHARE
-    plan = runner.plan(
-        (), steps=options.steps, watch_calls=True, max_seconds=limit, least_steps=MINIMUM_STEPS, probe_fetch=True
-    )
-    seen, _ = runner.watch(plan, deadline_s=limit + START_UP_ALLOWANCE_S)
-    elapsed = time.monotonic() - begun
+    return first_run.watch(runner, steps=session.options.steps, budget_s=session.options.budget_s)
+
+
+def _discover(session: Session, runner: CommandRunner, first: FirstRun) -> float:
+    """Plan by the first run; returns how long it took. GpudoctorError where it shows nothing."""
+    seen, budget_s = first.seen, session.options.budget_s
     problem = failure(seen)
     records = proving.training_records(seen)
     if problem is not None and not any(record.steps for record in records):
@@ -180,11 +177,10 @@ def _discover(session: Session, runner: CommandRunner) -> float:
     if problem is not None:
         session.notes.append(f"the unchanged command ended early: {problem}; what was seen until then is used")
     _guard_files(session, runner, seen)
-    runner.steps = _window(seen, elapsed, options)
-    ended = all(record.ended == "exit" for record in records) and seen.exit_code == 0
-    runner.natural_end = ended and _holds_whole_runs(elapsed, options)
-    _plan_by(session, runner, seen, elapsed)
-    return elapsed
+    runner.steps = first_run.window(first, budget_s)
+    runner.natural_end = first.ended and first_run.holds_whole_runs(first, budget_s)
+    _plan_by(session, runner, first)
+    return first.seconds
 
 
 def _candidates(session: Session, runner: CommandRunner, earlier: resume.Earlier | None) -> list[Group]:
@@ -210,68 +206,28 @@ def _candidates(session: Session, runner: CommandRunner, earlier: resume.Earlier
     return groups
 
 
-def _too_few_steps(session: Session) -> str | None:
-    """Why the watched steps are too few to say that nothing costs time, or None."""
-    assert session.case.watched is not None
-    slowest = min(proving.training_records(session.case.watched), key=_steps)
-    count = _steps(slowest)
-    if count >= MINIMUM_STEPS:
-        return None
-    if slowest.ended == "exit":
-        return (
-            f"the command made only {count} steps, too few to tell what they cost: let it make {MINIMUM_STEPS} or more"
-        )
-    if slowest.ended == "steps":
-        return f"--steps {count} is too few to tell what a step costs: give {MINIMUM_STEPS} or more"
-    seen = f"{count} step was" if count == 1 else f"{count} steps were"
-    start_up = f" (its start alone took {slowest.start_up_s:.0f} s)" if slowest.start_up_s else ""
-    return (
-        f"only {seen} seen in the {session.options.budget_s * DISCOVERY_SHARE:.0f} s that the budget allows the first "
-        f"run{start_up}: give a larger --budget"
-    )
+def _enough_s(budget_s: float, runner: CommandRunner, groups: list[Group]) -> int:
+    """About the budget that holds a trial. What is missing counts twice: the runs before the trials take a share."""
+    missing = runner.needed_s(1, groups[0].options[0]) - runner.left_s()
+    return math.ceil((budget_s + 2 * max(0.0, missing)) / 10) * 10
 
 
 def _take_up(session: Session, runner: CommandRunner, earlier: resume.Earlier) -> float:
     """The watched run of the earlier tune in place of a fresh one, with its window."""
     _guard_files(session, runner, earlier.watched)
     runner.steps, runner.natural_end = earlier.basis.steps, earlier.basis.natural_end
-    _plan_by(session, runner, earlier.watched, earlier.basis.seconds)
+    _plan_by(session, runner, FirstRun(seen=earlier.watched, seconds=earlier.basis.seconds))
     return earlier.basis.seconds
 
 
-def _plan_by(session: Session, runner: CommandRunner, seen: Watched, elapsed: float) -> None:
+def _plan_by(session: Session, runner: CommandRunner, first: FirstRun) -> None:
     """What a trial will take, and the Case that the rules judge."""
-    assert runner.steps is not None
-    records = proving.training_records(seen)
-    runner.baseline_s = elapsed
-    slowest = min(_steps(record) for record in records)
-    if runner.steps < slowest:
-        start_up = max(record.start_up_s or 0.0 for record in records)
-        runner.baseline_s = start_up + (elapsed - start_up) * runner.steps / slowest
-    runner.reserve_s = PROOF_RUNS * runner.baseline_s
+    first_run.plan_trials(runner, first)
     session.case = dataclasses.replace(
-        session.machine, watched=seen, measurements=(*session.machine.measurements, *watched.measurements(seen))
+        session.machine,
+        watched=first.seen,
+        measurements=(*session.machine.measurements, *watched.measurements(first.seen)),
     )
-
-
-def _window(seen: Watched, elapsed: float, options: Options) -> int:
-    """Steps of every trial: the whole run where the rest of the budget holds enough of them, else a part of it."""
-    records = proving.training_records(seen)
-    count = min(_steps(record) for record in records)
-    if _holds_whole_runs(elapsed, options) or count <= MINIMUM_STEPS:
-        return count
-    share = (options.budget_s - elapsed) / WINDOW_RUNS
-    start_up = max(record.start_up_s or 0.0 for record in records)
-    rate = count / max(elapsed - start_up, 1e-9)
-    return max(MINIMUM_STEPS, min(count, int((share - start_up) * rate)))
-
-
-def _steps(record: WatchRecord) -> int:
-    return len(record.steps) or record.batches
-
-
-def _holds_whole_runs(elapsed: float, options: Options) -> bool:
-    return LEAST_RUNS * elapsed <= options.budget_s - elapsed
 
 
 def _guard_files(session: Session, runner: CommandRunner, seen: Watched) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Change, ChangeClass, ProofPlan, ProofResult, Watched
-from gpudoctor.tune.proof import Run, prove, training_records
+from gpudoctor.tune.proof import Run, prove, rewrites, training_records
 from gpudoctor.tune.runner import GRACE_S, PATIENCE, CommandRunner, failure
 
 # Loaders end after this many batches when only the code after the loop is to be reached.
 SHORT_LOOP = 2
-REWRITES = ("device-accumulator", "collect-device", "defer-read", "drop-call", "log-every", "pin-copy", "whole-batch")
 
 
 class Book(Protocol):
@@ -30,16 +29,32 @@ class Vetting:
         self.runner = runner
         self.book = book
         self.baseline: Run | None = None
+        self.whole: bool | None = None  # the proof runs go on until the command ends by itself
 
     def vet(self, changes: tuple[Change, ...]) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
         """Those that may be emitted, and those that may not, with the reason."""
+        if self.whole is None:  # runs of one kind only can be compared
+            self.whole = self.runner.proves_whole(changes)
         result, finished = self._prove(changes)
         problem = _problem(result)
-        if problem is None and any(edit.kind in REWRITES for change in changes for edit in change.edits):
-            problem = None if finished else self._past_the_loop(changes)
+        if problem is None and not finished and any(map(rewrites, changes)):
+            problem, unknown = self._past_the_loop(changes)
+            if (
+                problem is not None and unknown
+            ):  # it would be for each of them: what rewrites no code is left, and needs no such run
+                refused = _refused(filter(rewrites, changes), problem)
+                rest = tuple(change for change in changes if not rewrites(change))
+                passed, more = self.vet(rest) if rest else ((), ())
+                return passed, (*refused, *more)
         if problem is None:
             self.book.proof = result
             return changes, ()
+        return self._each_mechanism(changes, problem)
+
+    def _each_mechanism(
+        self, changes: tuple[Change, ...], problem: str
+    ) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
+        """As `vet`, where the changes all together are not right."""
         mechanisms = list(dict.fromkeys(change.mechanism for change in changes))
         refused: list[Change] = []
         passed: list[Change] = []
@@ -47,11 +62,12 @@ class Vetting:
             part = tuple(change for change in changes if change.mechanism == mechanism)
             why = problem
             if len(mechanisms) > 1:
-                alone, _ = self.vet(part)
+                alone, not_alone = self.vet(part)
                 if alone:
-                    passed += part
+                    passed += alone
+                    refused += not_alone
                     continue
-            refused += [dataclasses.replace(change, kept=False, reason=why) for change in part]
+            refused += _refused(part, why)
         return tuple(passed), tuple(refused)
 
     def _prove(self, changes: Sequence[Change]) -> tuple[ProofResult, bool]:
@@ -71,8 +87,8 @@ class Vetting:
         )
         # What must not change any number is also proven alone, without the changes that draw others.
         strong = [change for change in changes if change.change_class in ("exact", "logging")]
-        rewrites = any(edit.kind in REWRITES for change in strong for edit in change.edits)
-        if change_class in ("stochastic", "numerics") and result.verdict != "different" and rewrites:
+        weak = change_class in ("stochastic", "numerics")
+        if weak and result.verdict != "different" and any(map(rewrites, strong)):
             alone = self._run(strong)
             if alone is not None:
                 part = prove(
@@ -89,34 +105,42 @@ class Vetting:
 
     def _run(self, changes: Sequence[Change]) -> Run | None:
         left = self.runner.left_s()
-        if left < self.runner.baseline_s / 2:
+        expected = self.runner.proof_run_s(whole=bool(self.whole))
+        if left < expected / 2:
             return None
         self.runner.on_trial(f"proof: {'changed' if changes else 'unchanged'}")
-        # The whole script where it was seen to be short: then the code after the loop is proven as well.
-        natural = self.runner.natural_end
-        plan = self.runner.plan(
-            changes, steps=None if natural else self.runner.steps, watch_calls=False, proof=ProofPlan(seed=0)
-        )
-        patience = min(left + GRACE_S, PATIENCE * self.runner.baseline_s + GRACE_S)
+        steps = None if self.whole else self.runner.steps
+        plan = self.runner.plan(changes, steps=steps, watch_calls=False, proof=ProofPlan(seed=0))
+        patience = min(left + GRACE_S, PATIENCE * expected + GRACE_S)
         files = None
-        if natural:  # files of a command that is stopped midway are cut where its buffers happen to end
+        if self.whole:  # files of a command that is stopped midway are cut where its buffers happen to end
             watched, output, files = self.runner.watch_to_its_end(plan, deadline_s=patience)
         else:
             watched, output = self.runner.watch(plan, deadline_s=patience)
         return None if watched.stopped == "deadline" else Run(watched=watched, output=output, files=files)
 
-    def _past_the_loop(self, changes: Sequence[Change]) -> str | None:
-        """None when the changed command runs to its end with shortened loaders; else why it is not known to."""
+    def _past_the_loop(self, changes: Sequence[Change]) -> tuple[str | None, bool]:
+        """(None, False) when the changed command runs to its end; else why not, and whether that is merely unknown.
+
+        A command that was not seen to end by itself gets shortened loaders. That ends loops over epochs early; loops
+        over a number of steps take only longer then.
+        """
         begun = time.monotonic()
-        deadline = max(10.0, min(self.runner.left_s() / 3, PATIENCE * self.runner.baseline_s))
+        whole_s = self.runner.whole_s
+        short = None if whole_s is not None else SHORT_LOOP
+        deadline = max(10.0, min(self.runner.left_s() / 3, PATIENCE * (whole_s or self.runner.baseline_s)))
         self.runner.on_trial("proof: past the end of the loop")
-        plan = self.runner.plan(changes, steps=None, watch_calls=False, end_loop_after=SHORT_LOOP)
+        plan = self.runner.plan(changes, steps=None, watch_calls=False, end_loop_after=short)
         watched, _ = self.runner.watch(plan, deadline_s=deadline)
         if watched.stopped == "deadline":
             seconds = time.monotonic() - begun
-            return f"not proven past the end of its loop: the command was still running after {seconds:.0f} s"
+            return f"not proven past the end of its loop: the command was still running after {seconds:.0f} s", True
         problem = failure(watched)
-        return None if problem is None else f"the changed command failed after its loop: {problem}"
+        return (None if problem is None else f"the changed command failed after its loop: {problem}"), False
+
+
+def _refused(changes: Iterable[Change], reason: str) -> tuple[Change, ...]:
+    return tuple(dataclasses.replace(change, kept=False, reason=reason) for change in changes)
 
 
 def _class(changes: Sequence[Change]) -> ChangeClass:

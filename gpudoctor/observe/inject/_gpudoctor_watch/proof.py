@@ -160,10 +160,13 @@ def facts(final):
             parameters = _parameters()
         except Exception as error:
             W.failed("parameters", error)
-    rows, order, duplicates, shuffled = [], [], 0, None
+    rows, order, complete, duplicates, shuffled = [], [], [], 0, None
     for epoch in W.epochs:
         taken = [row for part in epoch.indices[: epoch.delivered] for row in part if row is not None]
+        if not taken:
+            continue  # an iterable dataset has no rows to name, and what was not delivered tells nothing
         texts = [str(row) for row in taken]
+        complete.append(epoch.complete)
         order.append(_text_hash(texts))
         rows.append(_text_hash(sorted(texts)))
         duplicates += len(texts) - len(set(texts))
@@ -176,7 +179,7 @@ def facts(final):
         "order": order,
         "shuffled": shuffled,
         "duplicates": duplicates,
-        "complete": [epoch.complete for epoch in W.epochs],
+        "complete": complete,
         "forced": list(W.forced),
     }
 

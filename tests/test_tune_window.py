@@ -53,6 +53,9 @@ def test_the_budget_holds_a_trial_of_a_run_that_takes_any_share_of_it(
     baseline_s = start_up_s + (elapsed - start_up_s) * window / count
     made = runner(budget_s - elapsed - baseline_s, baseline_s)
     assert made.affords(1, [CHANGE])
+    made.natural_end = first.ended and first_run.holds_whole_runs(first, budget_s)
+    made.whole_s = elapsed if first.ended else None
+    assert made.affords(1, [rewrite()])
     assert window == count or share >= 0.1
 
 

@@ -122,12 +122,11 @@ def busy(case: Case, record: WatchRecord) -> float | None:
 
 
 def worth(case: Case, price: Cost, severity: Severity, least: float) -> tuple[Severity, str]:
-    """The severity of a wait, lowered to info with the reason in words where the device is busy all the same, so that
-    less than the share `least` of the step can be won."""
-    working = busy(case, price.record)
-    if working is None or bound_of_waits(case, price).high >= 1 / (1 - least):
+    """The severity of a wait, lowered to info with the reason in words where the device works meanwhile, so that less
+    than the share `least` of the step can be won."""
+    if busy(case, price.record) is None or bound_of_waits(case, price).high >= 1 / (1 - least):
         return severity, ""
-    return "info", f"; the GPU is busy {working:.0%} of the step all the same, so that next to nothing can be won"
+    return "info", "; the GPU works through nearly all that is waited, so that next to nothing can be won"
 
 
 def _measured(case: Case, record: WatchRecord, metric: str, cause: str | None = None) -> Measurement | None:

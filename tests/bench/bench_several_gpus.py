@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--nccl-tests", type=Path, help="sources of nccl-tests, to build and to compare with")
     parser.add_argument("--nvbandwidth", type=Path, help="the program, to compare with")
     parser.add_argument("--budget", type=float, default=150.0, help="of tune")
+    parser.add_argument("--resume", type=Path, help="case.json of an earlier call's tune, to go on with its table")
+    parser.add_argument("--tune", default="", help="more options of tune")
     parser.add_argument("--data", default="/tmp/several_images")
     parser.add_argument("--ranks", type=int, help="as if there were this many GPUs: a rehearsal on CPUs")
     parser.add_argument("--script", default="", help="more arguments of the training script, for a rehearsal")

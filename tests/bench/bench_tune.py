@@ -160,6 +160,7 @@ def raced(folder: Path, words: Sequence[str], env: dict[str, str]) -> float:
         words, cwd=folder, env={**environment(), **env}, capture_output=True, text=True, timeout=MOST_S, check=False
     )
     rate = RATE.search(done.stdout)
+    print(f"{words[1]}: {rate[1] if rate else 'no rate'}", file=sys.stderr, flush=True)
     if done.returncode != 0 or rate is None:
         raise SystemExit(f"{' '.join(words)} failed: {done.stderr[-2000:]}")
     return float(rate[1])

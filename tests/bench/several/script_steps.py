@@ -31,10 +31,15 @@ def tune(bench: Bench) -> dict[str, Any]:
     folder = bench.raw / "tune"
     folder.mkdir(exist_ok=True)
     shutil.copy(HERE / "images.py", folder)
+    more = bench.options.tune.split()
+    if bench.options.resume is not None:
+        (folder / "out").mkdir()
+        shutil.copy(bench.options.resume, folder / "out" / "case.json")
+        more.append("--resume")
     budget = min(bench.options.budget, bench.left_s() - 60)
     nproc = ",".join(map(str, counts(bench.gpus)))
     words = ["tune", "--json", "--out", str(folder / "out"), "--budget", f"{budget:.0f}", "--nproc", nproc, "--allow",
-             "logging", "--", sys.executable, "images.py", "--steps", "2000", *bench.script()]  # fmt: skip
+             "logging", *more, "--", sys.executable, "images.py", "--steps", "2000", *bench.script()]  # fmt: skip
     envelope, ran = bench.gpudoctor("tune", *words, limit_s=budget + 60, cwd=folder)
     prescription = envelope.get("prescription") or {}
     if prescription.get("verdict") is None:
@@ -46,7 +51,7 @@ def tune(bench: Bench) -> dict[str, Any]:
         bench.tuned_env = prescription["launch"]["env"]
     return {
         **said_by(envelope),
-        "conditions": {"budget_s": round(budget), "nproc": nproc, "took_s": ran.seconds},
+        "conditions": {"budget_s": round(budget), "nproc": nproc, "took_s": ran.seconds, "more": more},
         "verdict": prescription["verdict"],
         "kept": [f"{change['rule']} {change['title']}" for change in kept],
         "proof": (prescription.get("proof") or {}).get("verdict"),

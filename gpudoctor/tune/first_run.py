@@ -57,7 +57,7 @@ def window(first: FirstRun, budget_s: float) -> int:
     count = first.steps
     if holds_whole_runs(first, budget_s) or count <= MINIMUM_STEPS:
         return count
-    # Code that is rewritten is seen to run to the end of the command once more: at its full length, where that is known.
+    # Code that is rewritten is run past the end of its loop as well: to the end of the command, where that is known.
     to_the_end = first.seconds if first.ended else 0.0
     share = (budget_s - first.seconds - to_the_end) / WINDOW_RUNS
     rate = count / max(first.seconds - first.start_up_s, 1e-9)

@@ -24,7 +24,13 @@ EXACT_ROWS = FetchProbe(
 
 
 def groups(
-    tmp_path: Path, text: str, *allow: Any, study: LoaderStudy | None = None, **values: Any
+    tmp_path: Path,
+    text: str,
+    *allow: Any,
+    study: LoaderStudy | None = None,
+    select: tuple[str, ...] = (),
+    ignore: tuple[str, ...] = (),
+    **values: Any,
 ) -> tuple[list[Group], tuple[Change, ...]]:
     (tmp_path / waits.FILE).write_text(text)
     record = WatchRecord(pid=1, watched_s=10.0, cuda=True, device="cuda:0", optimizer_steps=100, **values)
@@ -34,7 +40,7 @@ def groups(
         ("python", waits.FILE), cwd=tmp_path, sandbox=Sandbox(root=tmp_path, own=None, reason="no run"), deadline=1.0,
         step_at=None, guard_writes=True, on_trial=lambda _: None,
     )  # fmt: skip
-    found, advice, notes = candidates(case, runner, select=(), ignore=(), allow=frozenset(allow))
+    found, advice, notes = candidates(case, runner, select=select, ignore=ignore, allow=frozenset(allow))
     assert notes == []
     return found, advice
 
@@ -59,6 +65,20 @@ def test_what_pays_only_with_logging_is_told_without_it(tmp_path: Path) -> None:
     assert len(sums) == 2
     (group,), advice = groups(tmp_path, waits.SHOWN, "exact", "logging", syncs=waits.SHOWN_SYNCS)
     assert (len(group.options[0]), advice) == (3, ())
+
+
+def test_what_is_done_for_a_rule_that_was_left_out_is_not_tried(tmp_path: Path) -> None:
+    """On two H200s, --ignore SYN001 took its finding away and tried its sums all the same."""
+    shown: Any = {"syncs": waits.SHOWN_SYNCS}
+    (group,), advice = groups(tmp_path, waits.SHOWN, "exact", "logging", ignore=("SYN001",), **shown)
+    assert [change.rule for change in group.options[0]] == ["SYN003"]
+    assert advice == ()
+    found, advice = groups(tmp_path, waits.SHOWN, "exact", "logging", select=("SYN001",), **shown)
+    assert found == []
+    assert {change.reason for change in advice} == {
+        "not tried: it pays only together with what is done for SYN003, which was left out"
+    }
+    assert groups(tmp_path, waits.SHOWN, "exact", "logging", ignore=("syn",), **shown) == ([], ())
 
 
 def test_pinning_joins_the_other_waits() -> None:

@@ -82,6 +82,7 @@ def command(
 
     def body() -> Result:
         import dataclasses
+        import time
 
         from gpudoctor.collect import collect_case
         from gpudoctor.errors import EXIT_INTERRUPTED
@@ -117,6 +118,7 @@ def command(
             fail_on=fail_on.value if fail_on else "never",
             require_gpu=require_gpu,
         )
+        begun = time.monotonic()  # looking at the machine counts as well
         with progress("tune", quiet=quiet) as update:
             done = 0
 
@@ -126,7 +128,7 @@ def command(
                 update(done, None, text)
 
             machine = collect_case(timeout_s=timeout)
-            envelope = tune(chosen, machine, on_stage=stage)
+            envelope = tune(chosen, machine, begun=begun, on_stage=stage)
         if envelope.exit_code == EXIT_INTERRUPTED:
             envelope = dataclasses.replace(envelope, exit_code=interrupted_exit_code())
         return Result(envelope=envelope)

@@ -105,6 +105,13 @@ def _complete(profile: Profile) -> Profile:
     return replace(profile, thresholds={**own, **merged})
 
 
+def leaves(code: str, *, select: Sequence[str], ignore: Sequence[str]) -> bool:
+    """Whether `select` and `ignore`, as `run_rules` takes them, leave what is done for the rule `code`."""
+    if any(code in _matching(text) for text in ignore):
+        return False
+    return not select or any(code in _matching(text) for text in select)
+
+
 def _chosen(select: Sequence[str], ignore: Sequence[str]) -> list[RuleModule]:
     wanted = [_matching(text) for text in select]
     unwanted = {code for text in ignore for code in _matching(text)}

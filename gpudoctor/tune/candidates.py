@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpudoctor import checkup
+from gpudoctor import checkup, rules
 from gpudoctor.model import Case, Change, ChangeClass, Trial, WatchedLoader
 from gpudoctor.prescribe import changes as proposing
 from gpudoctor.source import later_use
@@ -30,7 +30,8 @@ def candidates(
     ignore: Sequence[str],
     allow: frozenset[ChangeClass],
 ) -> tuple[list[Group], tuple[Change, ...], list[str]]:
-    """(groups to try, advice, notes). What is not allowed or has no edit becomes advice."""
+    """(groups to try, advice, notes). What is not allowed or has no edit becomes advice; what is done for a rule that
+    select or ignore leave out is not proposed."""
     envelope = checkup.examine(case, command="tune", select=select, ignore=ignore, fail_on="never")
     assert envelope.case is not None
     files = {site.rpartition(":")[0] for site in _sites(case)}
@@ -48,12 +49,17 @@ def candidates(
         return uses.safe, uses.reason
 
     tried, advice = [], []
-    proposed = proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe, allow=allow)
+    every = proposing.propose(envelope.case, envelope.findings, texts=texts, safe=safe, allow=allow)
+    proposed = [change for change in every if rules.leaves(change.rule, select=select, ignore=ignore)]
+    left_out = {change.id: change for change in every if change not in proposed}
     for change in proposed:
         if not change.can_be_tried:
             advice.append(change)
         elif change.change_class not in allow:
             advice.append(dataclasses.replace(change, reason=f"not tried: needs --allow {change.change_class}"))
+        elif without := [left_out[other] for other in change.needs if other in left_out]:
+            why = f"not tried: it pays only together with what is done for {without[0].rule}, which was left out"
+            advice.append(dataclasses.replace(change, reason=why))
         elif missing := [other for other in proposed if other.id in change.needs and other.change_class not in allow]:
             why = (
                 f"not tried: it pays only together with {missing[0].id}, which needs --allow {missing[0].change_class}"

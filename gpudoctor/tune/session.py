@@ -71,13 +71,15 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
 
-def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) -> Envelope:
+def tune(options: Options, machine: Case, *, begun: float, on_stage: Callable[[str], None]) -> Envelope:
     """Run the closed loop on the command and write the files into `options.out`.
 
-    machine: the Case of this machine. Raises GpudoctorError when the command fails or no step is ever seen.
-    An interruption returns what was measured so far, with exit code 130.
+    machine: the Case of this machine. begun: the time.monotonic() from which the budget counts. Raises GpudoctorError
+    when the command fails or no step is ever seen. An interruption returns what was measured so far, exit code 130.
     """
-    session = Session(options=options, on_stage=on_stage, machine=machine, case=machine)
+    deadline = begun + options.budget_s
+    left = dataclasses.replace(options, budget_s=max(1.0, deadline - time.monotonic()))
+    session = Session(options=left, on_stage=on_stage, machine=machine, case=machine)
     earlier = resume.read(options.out) if options.resume else None
     sandbox = open_sandbox(options.cwd)
     if sandbox.own is None:
@@ -86,7 +88,7 @@ def tune(options: Options, machine: Case, *, on_stage: Callable[[str], None]) ->
         options.command,
         cwd=options.cwd,
         sandbox=sandbox,
-        deadline=time.monotonic() + options.budget_s,
+        deadline=deadline,
         step_at=options.step_at,
         guard_writes=not options.allow_writes,
         on_trial=on_stage,
@@ -133,6 +135,7 @@ def _scale(session: Session, runner: CommandRunner, earlier: resume.Earlier | No
     before = earlier.prescription.scaling if earlier is not None else None
     if before is not None and tuple(row.ranks for row in before.rows) == options.nproc:
         found = before
+        session.notes.append("the table of the rate by ranks is the earlier tune's")
     else:
         found, first = scaling.scale(
             options.command,

@@ -14,6 +14,7 @@ EditKind = Literal[
     "loader-arguments",
     "whole-batch",
     "non-blocking",
+    "make-on-device",
     "pin-copy",
     "device-accumulator",
     "collect-device",
@@ -29,8 +30,9 @@ EditKind = Literal[
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """One source edit at `site` (FILE:LINE). `arguments` holds arguments of the call for "loader-arguments" and
-    "call-argument" (a value of None removes the argument), `every` for "log-every" (steps) and `convert` for
-    "device-accumulator" (see prescribe.accumulator); `name` is the call, variable or setting that is edited."""
+    "call-argument" (a value of None removes the argument), `every` for "log-every" (steps), `convert` for
+    "device-accumulator" (see prescribe.accumulator) and `random` for "make-on-device"; `name` is the call, variable or
+    setting that is edited."""
 
     kind: EditKind
     site: str

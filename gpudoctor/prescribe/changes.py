@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from gpudoctor.model import Case, Change, Edit, Finding
-from gpudoctor.prescribe.copy_changes import copy_changes, pin_changes
+from gpudoctor.prescribe.copy_changes import copy_changes, made_changes
 from gpudoctor.prescribe.loader_changes import fetch_changes, loader_changes
 from gpudoctor.prescribe.patch import apply_edits
 from gpudoctor.prescribe.process_changes import ALLOCATOR, THREADS, allocator_changes, thread_changes
@@ -51,14 +51,14 @@ def propose(
     """Changes for the watched command, the most time first; advice has no edits and says why in `reason`.
 
     texts: source by the file part of the sites. safe: whether every later use of a summed or collected name stays
-    right (source.later_uses); a reason beside True says that the change cannot pay. allow: classes that are offered
-    only when asked for ("numerics"); the others are always offered.
+    right (source.later_uses); a reason beside True says that the change cannot pay. allow: classes that may be kept:
+    "numerics" is offered only then, and random tensors are drawn on the device only with "stochastic".
     """
     if case.watched is None:
         return ()
     proposal = Proposal(case, case.watched.records, {finding.subject for finding in findings}, texts, safe)
     groups: dict[str, list[Change]] = {}
-    for change in _changes(proposal, numerics="numerics" in allow):
+    for change in _changes(proposal, allow):
         groups.setdefault(change.mechanism, []).append(change)
     ordered = sorted(groups, key=lambda name: -proposal.lost.get(name, 0.0))
     changes = _composed(proposal, [change for name in ordered for change in groups[name]])
@@ -69,7 +69,7 @@ def propose(
     )
 
 
-def _changes(proposal: Proposal, *, numerics: bool) -> Iterator[Change]:
+def _changes(proposal: Proposal, allow: Collection[str]) -> Iterator[Change]:
     pinning: set[str] = set()
     for record, loader in proposal.train_loaders():
         yield from loader_changes(proposal, record, loader, pinning)
@@ -77,10 +77,11 @@ def _changes(proposal: Proposal, *, numerics: bool) -> Iterator[Change]:
     yield from copy_changes(proposal, pinning)
     syncs = list(sync_changes(proposal))
     yield from syncs
-    yield from pin_changes(proposal, "sync" if any(change.edits for change in syncs) else "copy")
+    mechanism = "sync" if any(change.edits for change in syncs) else "copy"
+    yield from made_changes(proposal, mechanism, draws="stochastic" in allow)
     yield from rank_changes(proposal)
     yield from allocator_changes(proposal)
-    if numerics:
+    if "numerics" in allow:
         yield from step_changes(proposal)
         yield from thread_changes(proposal)
 

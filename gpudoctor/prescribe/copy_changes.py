@@ -1,10 +1,11 @@
-"""Changes of copies to the device: pinned sources, and copies that the loop need not wait for."""
+"""Changes of copies to the device: no copy at all, pinned sources, and copies that the loop need not wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from gpudoctor.model import Change, CopySite, Edit
+from gpudoctor.prescribe.patch import apply_edits
 from gpudoctor.prescribe.proposal import COPY_SHARE, Proposal, place_of
 
 
@@ -33,10 +34,12 @@ def copy_changes(proposal: Proposal, pinning: set[str]) -> Iterator[Change]:
     )
 
 
-def pin_changes(proposal: Proposal, mechanism: str) -> Iterator[Change]:
-    """Tensors made on the host in each step, and copied from memory that is not pinned.
+def made_changes(proposal: Proposal, mechanism: str, *, draws: bool) -> Iterator[Change]:
+    """Tensors made on the host in each step, and copied from memory that is not pinned: made on the device where that
+    gives the same tensor, else pinned.
 
-    mechanism: "sync" where other waits of the loop are taken out too: this copy would keep the whole stall.
+    mechanism: "sync" where other waits of the loop are taken out too: this copy would keep the whole stall. draws:
+    random tensors may be drawn on the device.
     """
     wanted = [copy for copy in proposal.copies_in_steps() if _made_each_step(proposal, copy)]
     share = sum(proposal.copy_share(copy) for copy in wanted)
@@ -44,6 +47,19 @@ def pin_changes(proposal: Proposal, mechanism: str) -> Iterator[Change]:
         return
     proposal.lose(mechanism, share)
     for site in sorted({copy.site for copy in wanted}, key=place_of):
+        made = _on_device(proposal, site, draws=draws)
+        if made is not None:
+            random = bool(made.arguments["random"])
+            yield proposal.change(
+                rule="CPY006",
+                mechanism=mechanism,
+                title=f"make what is copied at {site} on the device",
+                kind="stochastic" if random else "exact",
+                edits=[made],
+                reason="each step makes it on the host, and waits for its copy and for all work queued before it"
+                + ("; the device draws other random numbers" if random else ""),
+            )
+            continue
         yield proposal.change(
             rule="CPY001",
             mechanism=mechanism,
@@ -52,6 +68,16 @@ def pin_changes(proposal: Proposal, mechanism: str) -> Iterator[Change]:
             edits=[Edit(kind="pin-copy", site=site)],
             reason="each step waits for this copy and for all work queued before it; from pinned memory it need not",
         )
+
+
+def _on_device(proposal: Proposal, site: str, *, draws: bool) -> Edit | None:
+    """The edit that makes the tensors of a line on the device, where it can be made."""
+    file, _ = place_of(site)
+    for random in (False, True)[: 1 + draws]:
+        edit = Edit(kind="make-on-device", site=site, arguments={"random": random})
+        if not apply_edits(proposal.texts[file], [edit], file=file).refused:
+            return edit
+    return None
 
 
 def _written(proposal: Proposal, copy: CopySite) -> bool:

@@ -19,6 +19,7 @@ from gpudoctor.prescribe.gradient_sync import gradient_sync
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
 from gpudoctor.prescribe.log_edit import EVERY, log_every
+from gpudoctor.prescribe.on_device import make_on_device
 from gpudoctor.prescribe.pin_edit import pin_copy
 from gpudoctor.prescribe.sync_edit import drop_call, non_blocking
 from gpudoctor.prescribe.tree import CannotEditError, parse, used_names
@@ -31,6 +32,7 @@ _ORDER = (
     "whole-batch",
     "loader-arguments",
     "non-blocking",
+    "make-on-device",
     "pin-copy",
     "drop-call",
     "device-accumulator",
@@ -117,6 +119,8 @@ def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str,
             return collect_device(tree, line, edit.name), None, 0
         case "defer-read":
             return defer_read(tree, line, edit.name), None, 0
+        case "make-on-device":
+            return make_on_device(tree, line, random=bool(edit.arguments.get("random"))), None, 0
         case "pin-copy":
             new, above = pin_copy(tree, line)
             return new, None, above

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpudoctor.prescribe.counter import loops_around
 from gpudoctor.prescribe.sync_edit import moves_to_device, refuse_changed_source
-from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, last_name
+from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, after_brackets, last_name
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -51,7 +51,7 @@ def pin_copy(tree: Tree, line: int) -> tuple[str, int]:
             splices.append((end, end, ", non_blocking=True" if call.args else "non_blocking=True"))
     if not _RUNS_ON_CPU.search(tree.text):
         for source in sources:
-            end = _end(tree, source)
+            end = after_brackets(tree, source)
             splices.append((end, end, ".pin_memory()"))
         return tree.spliced(splices), 0
     return tree.spliced([*splices, _pinned_before(tree, calls, sources)]), 2
@@ -62,14 +62,6 @@ def _blocks(tree: Tree, call: cst.Call) -> bool:
         if argument.keyword is not None and argument.keyword.value == "non_blocking":
             return tree.code(argument.value) == "True"
     return sum(argument.keyword is None for argument in call.args) <= (2 if last_name(call.func) == "to" else 1)
-
-
-def _end(tree: Tree, node: cst.BaseExpression) -> int:
-    """The end of an expression with its own brackets."""
-    end = tree.span(node)[1]
-    for _ in node.rpar:
-        end = tree.text.index(")", end) + 1
-    return end
 
 
 def _short(tree: Tree, node: cst.CSTNode) -> str:

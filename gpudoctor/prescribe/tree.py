@@ -192,6 +192,14 @@ def used_names(tree: Tree) -> set[str]:
     return names
 
 
+def after_brackets(tree: Tree, node: cst.BaseExpression) -> int:
+    """The offset behind an expression and its own brackets."""
+    end = tree.span(node)[1]
+    for _ in node.rpar:
+        end = tree.text.index(")", end) + 1
+    return end
+
+
 def last_name(node: cst.CSTNode) -> str:
     """``DataLoader`` of ``data.DataLoader``; an empty string for anything but names and attributes."""
     import libcst as cst

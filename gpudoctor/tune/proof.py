@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from gpudoctor.model import Change, ChangeClass, Proof, ProofResult, Watched, WatchRecord
 
 # Edits that change what the code computes with: the code behind the loop, too, has to be seen to run with them.
-_REWRITES = ("device-accumulator", "collect-device", "defer-read", "drop-call", "log-every", "pin-copy", "whole-batch")
+_REWRITES = (
+    "device-accumulator",
+    "collect-device",
+    "defer-read",
+    "drop-call",
+    "log-every",
+    "make-on-device",
+    "pin-copy",
+    "whole-batch",
+)
 _DECIMAL = re.compile(r"([-+]?[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?)")
 # Where training itself does not repeat, two unchanged runs may print the same rounded number by chance; a number of
 # the changed run this near to it tells nothing either.

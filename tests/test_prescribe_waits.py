@@ -263,7 +263,7 @@ def test_numerics_only_when_allowed() -> None:
     )
     assert proposed(text) == []
     changes = proposed(text, allow={"exact", "numerics"})
-    assert {change.mechanism for change in changes} == {"optimizer", "gradients", "convolution", "matmul"}
+    assert {change.mechanism for change in changes} == {"optimizer", "gradients", "convolution", "matmul", "autocast"}
     assert {change.change_class for change in changes} == {"numerics"}
     new = apply_edits(text, [edit for change in changes for edit in change.edits], file=FILE).text
     assert "AdamW(model.parameters(), fused=True)" in new

@@ -23,6 +23,8 @@ EditKind = Literal[
     "log-every",
     "call-argument",
     "gradient-sync",
+    "channels-last",
+    "autocast",
     "setting",
 ]
 

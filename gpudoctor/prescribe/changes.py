@@ -2,8 +2,8 @@
 
 The rate at which a change pays is not guessed here: tune measures it. What is proposed is only gated by time that
 was seen to be lost, so that a well-set script yields nothing. Mechanisms: fetch, loader, sync (with the copies that
-would keep the stall), copy, ddp, allocator, and with numerics allowed optimizer, matmul, convolution, gradients,
-threads.
+would keep the stall), copy, ddp, allocator, and with numerics allowed optimizer, matmul, convolution, channels-last,
+autocast, gradients, threads.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ MECHANISMS = (
     "optimizer",
     "matmul",
     "convolution",
+    "channels-last",
+    "autocast",
     "gradients",
     THREADS,
 )

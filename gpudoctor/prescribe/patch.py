@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import CodeType
 
-from gpudoctor.model import Edit
+from gpudoctor.model import Edit, EditKind
 from gpudoctor.prescribe.accumulator import device_accumulator
 from gpudoctor.prescribe.call_edit import add_setting, set_call_arguments
 from gpudoctor.prescribe.collect import collect_device
@@ -19,10 +19,11 @@ from gpudoctor.prescribe.gradient_sync import gradient_sync
 from gpudoctor.prescribe.imports import Imports, add_imports
 from gpudoctor.prescribe.loader_edit import set_arguments
 from gpudoctor.prescribe.log_edit import EVERY, log_every
+from gpudoctor.prescribe.model_edit import autocast, channels_last
 from gpudoctor.prescribe.on_device import make_on_device
 from gpudoctor.prescribe.pin_edit import pin_copy
 from gpudoctor.prescribe.sync_edit import drop_call, non_blocking
-from gpudoctor.prescribe.tree import CannotEditError, parse, used_names
+from gpudoctor.prescribe.tree import CannotEditError, Tree, parse, used_names
 from gpudoctor.prescribe.whole_batch import whole_batch
 
 __all__ = ["Patched", "apply_edits", "apply_to_disk", "encoding_of", "revert", "unified_diff"]
@@ -40,7 +41,9 @@ _ORDER = (
     "defer-read",
     "call-argument",
     "gradient-sync",
+    "channels-last",
     "log-every",
+    "autocast",
     "setting",
 )
 
@@ -104,36 +107,45 @@ def _line(site: str, file: str) -> int | None:
     return int(tail) if head == file and re.fullmatch(r"[0-9]{1,9}", tail) and int(tail) > 0 else None
 
 
+_AT: dict[EditKind, Callable[[Tree, int], str]] = {
+    "non-blocking": non_blocking,
+    "gradient-sync": gradient_sync,
+    "channels-last": channels_last,
+    "autocast": autocast,
+}
+_NAMED: dict[EditKind, Callable[[Tree, int, str | None], str]] = {
+    "drop-call": drop_call,
+    "collect-device": collect_device,
+    "defer-read": defer_read,
+    "setting": add_setting,
+}
+_FULL: dict[EditKind, Callable[[Tree, int, Edit], str]] = {
+    "loader-arguments": lambda tree, line, edit: set_arguments(tree, line, edit.arguments),
+    "make-on-device": lambda tree, line, edit: make_on_device(tree, line, random=bool(edit.arguments.get("random"))),
+    "device-accumulator": lambda tree, line, edit: device_accumulator(
+        tree, line, edit.name, convert=bool(edit.arguments.get("convert"))
+    ),
+    "call-argument": lambda tree, line, edit: set_call_arguments(tree, line, edit.arguments),
+    "log-every": lambda tree, line, edit: log_every(tree, line, int(edit.arguments.get("every") or EVERY)),
+}
+_ONE_ABOVE = {"log-every", "gradient-sync", "autocast"}  # they put a line above their own
+
+
 def _one(text: str, edit: Edit, line: int, taken: Collection[str]) -> tuple[str, Imports | None, int]:
+    """The new text, the imports that it needs, and the number of lines put above the edit's own."""
     tree = parse(text)
-    match edit.kind:
-        case "loader-arguments":
-            return set_arguments(tree, line, edit.arguments), None, 0
-        case "whole-batch":
-            return whole_batch(tree, line, taken)
-        case "non-blocking":
-            return non_blocking(tree, line), None, 0
-        case "device-accumulator":
-            return device_accumulator(tree, line, edit.name, convert=bool(edit.arguments.get("convert"))), None, 0
-        case "collect-device":
-            return collect_device(tree, line, edit.name), None, 0
-        case "defer-read":
-            return defer_read(tree, line, edit.name), None, 0
-        case "make-on-device":
-            return make_on_device(tree, line, random=bool(edit.arguments.get("random"))), None, 0
-        case "pin-copy":
-            new, above = pin_copy(tree, line)
-            return new, None, above
-        case "log-every":
-            return log_every(tree, line, int(edit.arguments.get("every") or EVERY)), None, 1
-        case "call-argument":
-            return set_call_arguments(tree, line, edit.arguments), None, 0
-        case "gradient-sync":
-            return gradient_sync(tree, line), None, 1
-        case "setting":
-            return add_setting(tree, line, edit.name), None, 0
-        case "drop-call":
-            return drop_call(tree, line, edit.name), None, 0
+    if edit.kind == "whole-batch":
+        return whole_batch(tree, line, taken)
+    if edit.kind == "pin-copy":
+        new, above = pin_copy(tree, line)
+        return new, None, above
+    if edit.kind in _AT:
+        new = _AT[edit.kind](tree, line)
+    elif edit.kind in _NAMED:
+        new = _NAMED[edit.kind](tree, line, edit.name)
+    else:
+        new = _FULL[edit.kind](tree, line, edit)
+    return new, None, int(edit.kind in _ONE_ABOVE)
 
 
 def _identifiers(text: str) -> set[str]:

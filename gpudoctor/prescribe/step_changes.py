@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from gpudoctor.model import Change, Edit
+from gpudoctor.model import Change, Edit, EditKind
 from gpudoctor.prescribe.call_edit import SETTINGS, find_calls, setting_line, written
+from gpudoctor.prescribe.model_edit import find_forward, find_model
 from gpudoctor.prescribe.proposal import Proposal
 from gpudoctor.prescribe.tree import CannotEditError, Tree, last_name, parse
 
@@ -14,12 +15,12 @@ _FUSED_SINCE = {"Adam": (2, 0), "AdamW": (2, 0), "SGD": (2, 3)}
 _CONVOLUTIONS = re.compile(
     r"\bConv(Transpose)?[123]d\b|torchvision|\btimm\b|resnet|unet|\bvgg|efficientnet", re.IGNORECASE
 )
-_AMPERE = 8.0  # compute capability; older GPUs have no TF32
+_AMPERE = 8.0  # compute capability; older GPUs have neither TF32 nor bfloat16
 
 
 def step_changes(proposal: Proposal) -> Iterator[Change]:
-    """Fused optimizer, TF32, convolution search, gradients set to None: each a change of its own, since one that
-    fails must not take the others with it."""
+    """Fused optimizer, TF32, convolution search, gradients set to None, memory format, autocast: each a change of its
+    own, since one that fails must not take the others with it."""
     if not any(record.cuda and record.device != "cpu" for record in proposal.records):
         return
     trees = {}
@@ -31,6 +32,7 @@ def step_changes(proposal: Proposal) -> Iterator[Change]:
     for file, tree in trees.items():
         yield from _fused(proposal, file, tree)
         yield from _gradients(proposal, file, tree)
+        yield from _model(proposal, file, tree)
     main = _main_file(proposal, trees)
     if main is not None:
         yield from _settings(proposal, main, trees[main])
@@ -87,6 +89,39 @@ def _gradients(proposal: Proposal, file: str, tree: Tree) -> Iterator[Change]:
         )
 
 
+def _model(proposal: Proposal, file: str, tree: Tree) -> Iterator[Change]:
+    """The memory format of a model with convolutions, and bfloat16 autocast, where the GPU has its matrix units."""
+    if setting_line(tree) is None:  # torch is not known by its name
+        return
+    offered: list[tuple[EditKind, str, str, Callable[[], int]]] = []
+    if _CONVOLUTIONS.search("\n".join(proposal.texts.values())):
+        why = "convolutions read channels last without copying; sums are rounded in another order"
+        offered.append(("channels-last", "memory format channels_last", why, lambda: tree.lines(find_model(tree))[0]))
+    if _capability(proposal) >= _AMPERE:
+        why = "matrix products and convolutions of the forward pass take bfloat16: about three digits"
+        offered.append(("autocast", "bfloat16 autocast", why, lambda: tree.lines(find_forward(tree)[0])[0]))
+    for kind, title, reason, find in offered:
+        try:
+            site = f"{file}:{find()}"
+        except CannotEditError:
+            continue
+        change = proposal.change(
+            rule="SYN009",
+            mechanism=kind,
+            title=title,
+            kind="numerics",
+            edits=[Edit(kind=kind, site=site)],
+            reason=reason,
+        )
+        yield from [change] if change.edits else []
+
+
+def _capability(proposal: Proposal) -> float:
+    """The lowest compute capability of the GPUs; 0 where it is unknown."""
+    known = [float(gpu.compute_capability) for gpu in proposal.case.gpus if gpu.compute_capability is not None]
+    return min(known, default=0.0)
+
+
 def _settings(proposal: Proposal, file: str, tree: Tree) -> Iterator[Change]:
     line = setting_line(tree)
     everything = "\n".join(proposal.texts.values())
@@ -95,8 +130,7 @@ def _settings(proposal: Proposal, file: str, tree: Tree) -> Iterator[Change]:
     offered = []
     if _CONVOLUTIONS.search(everything):
         offered.append(("torch.backends.cudnn.benchmark", "convolution", "cuDNN searches the fastest convolution"))
-    capabilities = [gpu.compute_capability for gpu in proposal.case.gpus if gpu.compute_capability is not None]
-    if capabilities and min(float(each) for each in capabilities) >= _AMPERE:
+    if _capability(proposal) >= _AMPERE:
         offered.append(("torch.set_float32_matmul_precision", "matmul", "matrix products of float32 run as TF32"))
     for name, mechanism, title in offered:
         statement, decided = SETTINGS[name]

@@ -15,15 +15,9 @@ from gpudoctor.model import Change, ChangeClass, Proof, ProofResult, Watched, Wa
 
 # Edits that change what the code computes with: the code behind the loop, too, has to be seen to run with them.
 _REWRITES = (
-    "device-accumulator",
-    "collect-device",
-    "defer-read",
-    "drop-call",
-    "log-every",
-    "make-on-device",
-    "pin-copy",
-    "whole-batch",
-)
+    "device-accumulator", "collect-device", "defer-read", "drop-call", "log-every", "make-on-device", "pin-copy",
+    "whole-batch", "channels-last", "autocast",
+)  # fmt: skip
 _DECIMAL = re.compile(r"([-+]?[0-9]*\.[0-9]+(?:[eE][-+]?[0-9]+)?)")
 # Where training itself does not repeat, two unchanged runs may print the same rounded number by chance; a number of
 # the changed run this near to it tells nothing either.

@@ -22,7 +22,7 @@ Purpose = Literal["baseline", "search", "leave-one-out", "confirm", "proof"]
 # noise of any host on which a verdict is possible (stats.BUSY_SPREAD).
 CLEAR_RATIO = 1.5
 SEARCH_REPEATS = 3
-# A single run this far below what it is compared with is no gain that a repeat would show.
+# Two runs this far below what they are compared with are no gain that more would show; one may have been disturbed.
 CLEARLY_WORSE = 0.8
 CONFIRM_PAIRS = 6
 CONFIRM_FIRST_LOOK = 2  # what a tight budget must hold
@@ -129,10 +129,12 @@ class Search:
             if rate is None:
                 self._drop(option, f"failed: {self.outcome.trials[-1].error or 'no rate'}")
                 continue
+            if self._is_worse(before, rate) and self.runner.affords(1, (*before, *option)):
+                rate = self._once_more((*before, *option), rate)
             tried.append((rate, option))
             if len(tried) > 2 and tried[-1][0] < tried[-2][0] < tried[-3][0]:
                 break  # options are ordered by size: twice worse in a row means that the best lies behind
-            if group.beyond and len(tried) == 1 and rate < CLEARLY_WORSE * statistics.median(self.rates[_key(before)]):
+            if group.beyond and len(tried) == 1 and self._is_worse(before, rate):
                 for further in group.options[1:]:
                     self._drop(further, "not tried: a smaller step in this direction was slower", only_new=option)
                 break
@@ -161,6 +163,19 @@ class Search:
         if len(group.units) > 1:
             self._leave_one_out(group, before)
 
+    def _once_more(self, changes: tuple[Change, ...], rate: float) -> float:
+        """The better of a run that was clearly worse and its repeat. Where they differ by more than a host may vary,
+        something disturbed the first: it is not counted."""
+        again = self._run(changes, "search")
+        if again is None or again <= rate:
+            return rate
+        if again > rate * (1 + stats.BUSY_SPREAD):
+            self.rates[_key(changes)].remove(rate)
+        return again
+
+    def _is_worse(self, reference: tuple[Change, ...], rate: float) -> bool:
+        return rate < CLEARLY_WORSE * statistics.median(self.rates[_key(reference)])
+
     def _settle(
         self, reference: tuple[Change, ...], candidate: tuple[Change, ...]
     ) -> tuple[stats.Comparison, stats.Decision]:
@@ -171,7 +186,7 @@ class Search:
             decision = stats.decide(comparison)
             if comparison.ratio > CLEAR_RATIO and decision == "undecided":
                 return comparison, "better"
-            if comparison.ratio < CLEARLY_WORSE and min(len(a), len(b)) == 1:
+            if len(b) > 1 and self._is_worse(reference, max(b)):
                 return comparison, "not better"
             enough = min(len(a), len(b)) >= SEARCH_REPEATS
             if enough or (decision != "undecided" and min(len(a), len(b)) > 1):

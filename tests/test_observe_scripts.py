@@ -188,7 +188,7 @@ def _site_faults(expected: Expected, record: WatchRecord) -> list[str]:
     others = [loader for loader in record.loaders if loader not in train]
     if any(loader.overridden or loader.num_workers for loader in others):
         found.append(f"the override reached another loader: {others}")
-    role = "other" if expected.name == "inference only" else "train"
+    role = "unknown" if expected.name == "inference only" else "train"
     if train and (train[0].role != role or any(loader.role == "train" for loader in others)):
         found.append(f"roles: {[(loader.site, loader.ordinal, loader.role) for loader in record.loaders]}")
     return found

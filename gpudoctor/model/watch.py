@@ -107,7 +107,7 @@ class FetchProbe:
 class WatchedLoader:
     site: str
     ordinal: int
-    role: Literal["train", "other", "unknown"]  # train: its batches were followed by optimizer steps
+    role: Literal["train", "other", "unknown"]  # train: steps of an optimizer or backward passes followed
     loader_class: str
     dataset_class: str
     iterable_dataset: bool
@@ -272,6 +272,12 @@ class WatchRecord:
     def steady(self) -> tuple[Step, ...]:
         """The steps after the warm-up; all of them where it never ended."""
         return self.steps[self.steady_from :] or self.steps
+
+    @property
+    def feeding(self) -> tuple[WatchedLoader, ...]:
+        """The loaders that feed the steps; one whose use is unknown counts when no other is known to."""
+        known = tuple(loader for loader in self.loaders if loader.role == "train")
+        return known or tuple(loader for loader in self.loaders if loader.role == "unknown" and loader.batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,10 @@ class Proposal:
     # what was seen
 
     def train_loaders(self) -> list[tuple[WatchRecord, WatchedLoader]]:
-        """Each loader that fed the training loop once: the rank that waited longest for it speaks for all."""
+        """Each loader that fed the loop once: the rank that waited longest for it speaks for all."""
         worst: dict[str, tuple[float, WatchRecord, WatchedLoader]] = {}
         for record in self.records:
-            trained = [loader for loader in record.loaders if loader.role == "train"]
-            for loader in trained or [loader for loader in record.loaders if loader.role == "unknown"]:
+            for loader in record.feeding:
                 share = share_of(record, loader.wait_ms)
                 if loader.site not in worst or share > worst[loader.site][0]:
                     worst[loader.site] = (share, record, loader)

@@ -56,7 +56,7 @@ def _record(case: Case, item: Watched, place: int, record: WatchRecord, style: S
         lines += picture(facts.timeline, style)
     lines += _sites(record, style)
     for loader in record.loaders:
-        if loader.role == "train" or (style.verbose > 0 and loader.batches):
+        if loader in record.feeding or (style.verbose > 0 and loader.batches):
             details = [
                 f"{style.text(loader.site)}",
                 style.text(loader.loader_class),

@@ -74,12 +74,6 @@ def worst(found: Sequence[tuple[Site, Cost]]) -> Iterator[tuple[Site, Cost]]:
     yield from (best[site] for site in sorted(best))
 
 
-def feeding(record: WatchRecord) -> Iterator[WatchedLoader]:
-    """The loaders that feed the steps; one whose use is unknown counts when no other is known to."""
-    known = [loader for loader in record.loaders if loader.role == "train"]
-    yield from known or (loader for loader in record.loaders if loader.role == "unknown" and loader.batches)
-
-
 def bound(share: float, what: str, *, most: float | None = None) -> Gain:
     """The rate can rise at most by the waiting share: 1 / (1 - share), or by the factor `most` when that is less.
 

@@ -164,10 +164,7 @@ def _unit(records: Sequence[WatchRecord]) -> ScalingUnit:
 
 
 def _samples_per_step(record: WatchRecord) -> float | None:
-    trained = [loader for loader in record.loaders if loader.role == "train"] or [
-        loader for loader in record.loaders if loader.role == "unknown"
-    ]
-    samples = sum(loader.samples for loader in trained)
+    samples = sum(loader.samples for loader in record.feeding)
     return samples / len(record.steps) if samples and record.steps else None
 
 

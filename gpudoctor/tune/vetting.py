@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gpudoctor.errors import GpudoctorError
-from gpudoctor.model import Change, ChangeClass, ProofPlan, ProofResult, Watched
+from gpudoctor.model import Change, ChangeClass, ProofPlan, ProofResult
 from gpudoctor.tune.proof import Run, prove, rewrites, training_records
 from gpudoctor.tune.runner import GRACE_S, PATIENCE, CommandRunner, failure
 
@@ -83,7 +83,7 @@ class Vetting:
             candidate,
             lambda: self._run(()),
             change_class=change_class,
-            epochs_crossed=_epochs(candidate.watched) > 1,
+            epochs_crossed=_crossed(candidate),
         )
         # What must not change any number is also proven alone, without the changes that draw others.
         strong = [change for change in changes if change.change_class in ("exact", "logging")]
@@ -96,12 +96,11 @@ class Vetting:
                     alone,
                     lambda: self._run(()),
                     change_class=_class(strong),
-                    epochs_crossed=_epochs(alone.watched) > 1,
+                    epochs_crossed=_crossed(alone),
                 )
                 if part.verdict == "different":
                     return part, False
-        ended = all(record.ended == "exit" for record in training_records(candidate.watched))
-        return result, ended and candidate.watched.exit_code == 0
+        return result, _ended(candidate) and candidate.watched.exit_code == 0
 
     def _run(self, changes: Sequence[Change]) -> Run | None:
         left = self.runner.left_s()
@@ -155,5 +154,12 @@ def _problem(result: ProofResult) -> str | None:
     return f"the proof failed: {result.reason}" if result.verdict == "different" else None
 
 
-def _epochs(watched: Watched) -> int:
-    return max((loader.iterators for record in watched.records for loader in record.loaders), default=0)
+def _ended(run: Run) -> bool:
+    """Whether the command ended by itself, so that the code after its loop ran."""
+    return all(record.ended == "exit" for record in training_records(run.watched))
+
+
+def _crossed(run: Run) -> bool:
+    """Whether a second epoch was begun, or the command has no more than was run."""
+    most = max((loader.iterators for record in run.watched.records for loader in record.loaders), default=0)
+    return most > 1 or _ended(run)

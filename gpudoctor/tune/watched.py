@@ -24,8 +24,7 @@ def judged(watched: Watched, traces: Mapping[int, TraceFacts]) -> tuple[Watched,
     for record in watched.records:
         item = breakdown(record, traces.get(record.pid))
         if item is not None:
-            feeding = [loader for loader in record.loaders if loader.role == "train"]
-            slowest = max(feeding, key=lambda loader: loader.wait_ms, default=None)
+            slowest = max(record.feeding, key=lambda loader: loader.wait_ms, default=None)
             bound, verdict = judge(item, loader_site=slowest.site if slowest is not None else None)
             record = dataclasses.replace(record, bound=bound, verdict=verdict)
             if record.pid in traces:

@@ -33,7 +33,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import feeding, records
+from gpudoctor.rules.steps import records
 from gpudoctor.rules.studies import case_of
 
 RULE = Rule(code="CTR007", name="cpu-quota-below-workers", severity="warning", needs=(), since="0.1")
@@ -49,7 +49,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     if not records(case) and case.loader is None:
         yield Unchecked(reason=f"the quota is {limits.cpu_quota:g} CPUs; how many workers run was not watched")
         return
-    wanted = sum(loader.num_workers for record in records(case) for loader in feeding(record))
+    wanted = sum(loader.num_workers for record in records(case) for loader in record.feeding)
     ranks = max(1, len(records(case)))
     if case.loader is not None:
         ranks = case.loader.ranks

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from gpudoctor.model import Case, Example, Finding, Remedy, Rule, Step, Unchecked, Watched, WatchedLoader, WatchRecord
 from gpudoctor.rules import loader_sources, sources
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import feeding, records
+from gpudoctor.rules.steps import records
 
 RULE = Rule(code="LDR022", name="distributed-sampler-missing", severity="error", needs=sources.NEEDS, since="0.2")
 _PLAIN = {"RandomSampler", "SequentialSampler"}
@@ -37,7 +37,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         return
     told = set()
     for record in ranks:
-        for loader in feeding(record):
+        for loader in record.feeding:
             plain = loader.sampler_class in _PLAIN and not loader.iterable_dataset and not loader.custom_sampler
             if plain and loader.role == "train" and loader.site not in told and _same_length(ranks, loader):
                 told.add(loader.site)

@@ -35,7 +35,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.rules import evidence as facts_of
-from gpudoctor.rules.steps import a_step, fed, feeding, records
+from gpudoctor.rules.steps import a_step, fed, records
 from gpudoctor.rules.traces import Share, alone, evidence, loader_share, subject
 
 RULE = Rule(
@@ -65,7 +65,7 @@ def _in_watched(case: Case) -> Iterator[Finding | Unchecked]:
         (loader, fed(record, loader, loader.wait_ms - (loader.first_batch_ms or 0.0)))
         for record in records(case)
         if record.cuda and len(record.steps) > _FEWEST_STEPS
-        for loader in feeding(record)
+        for loader in record.feeding
     ]
     if not seen:
         yield Unchecked(reason="no loader was seen to feed steps on a GPU")

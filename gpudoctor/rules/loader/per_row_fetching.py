@@ -37,7 +37,7 @@ from gpudoctor.model import (
     WatchRecord,
 )
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, cost, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, cost, records, worst
 from gpudoctor.rules.studies import at_most, case_of
 
 RULE = Rule(code="LDR023", name="per-row-fetching", severity="warning", needs=("watched|loader",), since="0.1")
@@ -53,7 +53,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         return
     found: list[tuple[WatchedLoader, Cost]] = []
     for record in records(case):
-        for loader in feeding(record):
+        for loader in record.feeding:
             probe = loader.fetch_probe
             if loader.iterable_dataset or loader.custom_collate or loader.batch_size is None:
                 continue

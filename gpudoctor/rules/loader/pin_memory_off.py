@@ -37,7 +37,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, copy_symptom, cost, records, worst
 
 RULE = Rule(code="LDR003", name="pin-memory-off", severity="warning", needs=sources.NEEDS, since="0.1")
 
@@ -51,7 +51,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
         copies = unpinned(record)
         price = cost(record, sum(copy.waited_ms for copy in copies))
         if copies and price.share >= case.threshold(RULE.code, "wait_share"):
-            found += [(loader, price) for loader in feeding(record) if not loader.pin_memory]
+            found += [(loader, price) for loader in record.feeding if not loader.pin_memory]
     for loader, price in worst(found):
         yield _finding(case, loader, price, len({other.site for other, _ in found}))
     for known in sources.loaders(case):

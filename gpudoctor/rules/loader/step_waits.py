@@ -38,7 +38,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, fed, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, fed, records, worst
 
 RULE = Rule(
     code="LDR021", name="step-waits-for-loader", severity="warning", needs=("watched|traces.loader",), since="0.1"
@@ -54,7 +54,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     found = [
         (loader, fed(record, loader, loader.wait_ms - (loader.first_batch_ms or 0.0)))
         for record in records(case)
-        for loader in feeding(record)
+        for loader in record.feeding
         if loader.num_workers > 0
     ]
     for loader, price in worst(found):

@@ -40,7 +40,7 @@ from gpudoctor.model import (
 )
 from gpudoctor.rules import sources, traces
 from gpudoctor.rules.evidence import evidence
-from gpudoctor.rules.steps import Cost, a_step, bound, fed, feeding, records, worst
+from gpudoctor.rules.steps import Cost, a_step, bound, fed, records, worst
 
 RULE = Rule(
     code="LDR001", name="workers-zero", severity="warning", needs=("watched|source|traces.loader",), since="0.1"
@@ -57,7 +57,7 @@ def check(case: Case) -> Iterator[Finding | Unchecked]:
     found = [
         (loader, fed(record, loader, loader.wait_ms))
         for record in records(case)
-        for loader in feeding(record)
+        for loader in record.feeding
         if loader.num_workers == 0 and not loader.overridden
     ]
     for loader, price in worst(found):
@@ -134,7 +134,8 @@ def _workers(case: Case, site: str) -> str:
 
 
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:
-    message = f"num_workers=0: the training process waits {a_step(price)} for this loader"
+    process = "the training process" if loader.role == "train" else "the process"
+    message = f"num_workers=0: {process} waits {a_step(price)} for this loader"
     if not price.record.cuda:
         message += "; no GPU was used, so workers would share the CPUs with the model"
     return Finding(

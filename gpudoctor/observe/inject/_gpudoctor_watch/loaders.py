@@ -45,7 +45,8 @@ class Info:
         self.asked = None
 
     def facts(self, begin):
-        role = "train" if self.train else "other" if self.batches else "unknown"
+        trains = W.optimizer_steps_all or W.backwards  # else it may be inference, which this loader feeds
+        role = "train" if self.train else "other" if self.batches and trains else "unknown"
         return {
             "site": self.site,
             "ordinal": self.ordinal,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -40,3 +42,17 @@ def test_the_copies_measured_there_are_judged(case: Case, metric: str, measured:
     assert told.verdict == "ok"
     assert told.expected is not None
     assert told.expected.low <= measured <= (told.expected.high or 0) * 1.02
+
+
+def test_nccl_sees_the_same_machine(case: Case) -> None:
+    """Addresses, links and the missing NUMA node of the GPUs as NCCL dumped them; it took peer memory over NVLink."""
+    system = ET.fromstring((MACHINE / "nccl-topology.xml").read_text())
+    devices = {device.get("busid"): device for device in system.iter("pci")}
+    assert sorted(devices) == sorted(f"0000:{gpu.bdf[-7:]}" for gpu in case.gpus)
+    for gpu in case.gpus:
+        (links,) = devices[f"0000:{gpu.bdf[-7:]}"].iter("nvlink")
+        assert int(links.get("count") or 0) == sum(bool(link.active) for link in gpu.nvlinks)
+    assert [cpu.get("numaid") for cpu in system.iter("cpu")] == ["-1"]
+    log = (MACHINE / "nccl.log").read_text()
+    assert "NCCL_NVLS_ENABLE set by environment to 0." in log
+    assert set(re.findall(r"Channel \d+/0 : 0\[0\] -> 1\[1\] via (\S+)", log)) == {"P2P/CUMEM"}

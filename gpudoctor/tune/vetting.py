@@ -39,9 +39,8 @@ class Vetting:
         problem = _problem(result)
         if problem is None and not finished and any(map(rewrites, changes)):
             problem, unknown = self._past_the_loop(changes)
-            if (
-                problem is not None and unknown
-            ):  # it would be for each of them: what rewrites no code is left, and needs no such run
+            if problem is not None and unknown:
+                # It would be unknown for each of them. What rewrites no code is left, and needs no such run.
                 refused = _refused(filter(rewrites, changes), problem)
                 rest = tuple(change for change in changes if not rewrites(change))
                 passed, more = self.vet(rest) if rest else ((), ())

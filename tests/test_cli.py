@@ -107,6 +107,16 @@ def test_files_beside_the_result(case_file: str, tmp_path: Path, capsys: pytest.
     assert all(file.stat().st_size for file in files)
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_result(
+    case_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.json").mkdir()
+    assert run(["checkup", "--from", case_file, "-o", str(tmp_path / "folder.json")]) == 2
+    told = capsys.readouterr()
+    assert told.out.startswith("node-a")
+    assert "cannot write" in told.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -116,6 +126,7 @@ def test_files_beside_the_result(case_file: str, tmp_path: Path, capsys: pytest.
         (["checkup", "--fail-on", "fatal"], "invalid value for '--fail-on'"),
         (["checkup", "--require-gpu", "0"], "invalid value for '--require-gpu'"),
         (["checkup", "-o", "x.html"], "cannot write 'x.html': no format has the suffix '.html'"),
+        (["tune", "-o", "none/x.json"], "-o none/x.json: there is no folder 'none'"),
         (["checkup", "--level", "deep"], "no such option"),
         (["read"], "missing argument 'FILE...'"),
         (["explain", "XXX999"], "there is no rule 'XXX999'"),

@@ -56,7 +56,7 @@ def execute(command: str, common: Common, body: Callable[[], Result]) -> NoRetur
         say_error(message, hint)
         if common.wanted != "human" or common.output:
             with contextlib.suppress(GpudoctorError):
-                deliver(Result(envelope=failed(command, message, exit_code)), common)
+                deliver(Result(envelope=failed(command, message, exit_code)), common, said=common.wanted == "human")
         raise typer.Exit(exit_code) from None
     raise typer.Exit(finish(result, common))
 
@@ -77,26 +77,36 @@ def finish(result: Result, common: Common) -> int:
     return envelope.exit_code
 
 
-def deliver(result: Result, common: Common) -> None:
-    """Write the files of -o, then the result to stdout."""
+def deliver(result: Result, common: Common, *, said: bool = False) -> None:
+    """Write the files of -o, and the result to stdout all the same where one of them cannot be written.
+
+    said: what stdout would get was said on stderr.
+    """
     from gpudoctor.report import render, write_files
 
     fail_on = common.threshold(result.envelope.command)
-    write_files(result.envelope, common.output or (), fail_on=fail_on)
-    look = style(sys.stdout, common.level)
-    if common.wanted == "human" and result.human is not None:
-        text = result.human(look)
-    else:
-        text = render(
-            result.envelope,
-            common.wanted,
-            width=look.width,
-            unicode=look.unicode,
-            color=look.color,
-            fail_on=fail_on,
-            verbose=look.verbose,
-        )
-    write(text)
+    unwritten: GpudoctorError | None = None
+    try:
+        write_files(result.envelope, common.output or (), fail_on=fail_on)
+    except GpudoctorError as error:
+        unwritten = error
+    if not said:
+        look = style(sys.stdout, common.level)
+        if common.wanted == "human" and result.human is not None:
+            text = result.human(look)
+        else:
+            text = render(
+                result.envelope,
+                common.wanted,
+                width=look.width,
+                unicode=look.unicode,
+                color=look.color,
+                fail_on=fail_on,
+                verbose=look.verbose,
+            )
+        write(text)
+    if unwritten is not None:
+        raise unwritten
 
 
 def write(text: str) -> None:
@@ -283,12 +293,15 @@ def interrupted(envelope: Envelope) -> Envelope:
 
 
 def _check_outputs(common: Common) -> None:
-    """A suffix without a format is a usage error before any work is done."""
+    """A suffix without a format, or a folder that does not exist, is a usage error before any work is done."""
     if common.output:
         from gpudoctor.report import form_of
 
         for path in common.output:
             form_of(path)
+            folder = Path(path).parent
+            if not folder.is_dir():
+                raise GpudoctorError(f"-o {path}: there is no folder {str(folder)!r}", "make it, or give another path")
 
 
 def document(value: object) -> int:

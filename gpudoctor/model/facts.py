@@ -239,3 +239,9 @@ class Limits:
     memlock_unlimited: bool | None = None
     nofile: int | None = None
     load_average: float | None = None
+
+    @property
+    def cpus(self) -> float | None:
+        """CPUs that may be used: the smaller of affinity mask and quota; None where both are unknown."""
+        known = [float(len(self.allowed_cpus))] if self.allowed_cpus is not None else []
+        return min([*known, *([self.cpu_quota] if self.cpu_quota else [])], default=None)

@@ -31,9 +31,10 @@ def loader_limit(case: Case, record: WatchRecord, ranks: int) -> int:
 
 def usable_cpus(case: Case) -> float:
     """CPUs that this process may use: the smaller of affinity and quota; the machine's count when both are unknown."""
-    limits, allowed = case.limits, case.limits.allowed_cpus
-    cpus = float(len(allowed) if allowed is not None else case.host.cpu_count or 1)
-    return min(cpus, limits.cpu_quota) if limits.cpu_quota else cpus
+    known = case.limits.cpus
+    if case.limits.allowed_cpus is None:  # a quota may be larger than the machine
+        known = min(known or math.inf, case.host.cpu_count or 1)
+    return float(known or 1)
 
 
 def worker_ladder(limit: int) -> tuple[int, ...]:

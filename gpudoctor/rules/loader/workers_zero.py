@@ -122,15 +122,14 @@ def _workers(case: Case, site: str) -> str:
     study = case.loader
     if study is not None and study.site == site and study.verdict == "change" and study.choice is not None:
         return f"num_workers={study.choice.arguments['num_workers']}: the best of what was tried on this dataset"
-    known = [float(len(case.limits.allowed_cpus))] if case.limits.allowed_cpus is not None else []
-    known += [case.limits.cpu_quota] if case.limits.cpu_quota else []
-    if not known:
+    cpus = case.limits.cpus
+    if cpus is None:
         return "num_workers=2 to 4, at most (allowed CPUs or quota) / ranks"
     ranks = max(1, len(records(case)))
-    most = max(1, int(min(known) / ranks) - 1)
+    most = max(1, int(cpus / ranks) - 1)
     tried = f"{min(2, most)} to {min(4, most)}" if most > 2 else str(most)
     beside = f" for {ranks} ranks" if ranks > 1 else ""
-    return f"num_workers={tried} to begin with: {min(known):g} CPUs may be used{beside}"
+    return f"num_workers={tried} to begin with: {cpus:g} CPUs may be used{beside}"
 
 
 def _finding(case: Case, loader: WatchedLoader, price: Cost) -> Finding:

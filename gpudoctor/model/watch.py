@@ -34,12 +34,14 @@ class LoaderOverride:
 class PatchedSource:
     """Text that the import hook supplies in place of the file at `path` (absolute), same ``__file__``.
 
-    `lines` are the changed line numbers of the new text; those executed are reported in the record.
+    `lines` are the changed line numbers of the new text; those executed are reported in the record. `end_loops`: first
+    lines of the loops that WatchPlan.end_loop_after leaves early.
     """
 
     path: str
     text: str
     lines: tuple[int, ...] = ()
+    end_loops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class WatchPlan:
     watch_calls: bool = True  # False: only steps and loader waits, for timing trials
     probe_fetch: bool = False  # compare rows with whole-batch indexing in a forked child
     loader_search: LoaderSearchPlan | None = None
-    end_loop_after: int | None = None  # loaders end after this many batches, so that code after the loop runs
+    end_loop_after: int | None = None  # loaders end, and loops are left, after so many batches or steps
     proof: ProofPlan | None = None
     watch_ranks: bool = False  # time what each step waits for other ranks (on a GPU this waits for each backward)
     guard_writes: Literal["off", "list", "deny"] = "list"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import statistics
@@ -15,6 +16,7 @@ from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Change, PatchedSource, ProofPlan, Trial, Watched, WatchPlan, WatchRecord
 from gpudoctor.prescribe import patch
 from gpudoctor.tune import proof as proving
+from gpudoctor.tune.loops import loops_around
 from gpudoctor.tune.sandbox import Sandbox, checksums, read_written
 from gpudoctor.tune.search import Purpose, label
 
@@ -146,14 +148,16 @@ class CommandRunner:
         proof: ProofPlan | None = None,
         end_loop_after: int | None = None,
     ) -> WatchPlan:
-        """A plan with the changes' patched texts; GpudoctorError when an edit no longer applies."""
+        """A plan with the changes' patched texts; GpudoctorError when an edit no longer applies. With end_loop_after
+        the loops of training are left early as well."""
+        patched = self.patched(changes) if end_loop_after is None else self.shortened(changes)
         return WatchPlan(
             record_dir="",
             steps=steps,
             max_seconds=max_seconds,
             least_steps=least_steps,
             step_at=self.step_at,
-            patched=tuple(self.patched(changes)),
+            patched=tuple(patched),
             environment={name: value for change in changes for name, value in change.environment.items()},
             watch_calls=watch_calls,
             probe_fetch=probe_fetch,
@@ -169,6 +173,24 @@ class CommandRunner:
         for file, (_, new, lines) in self.patched_texts(changes).items():
             sources.append(PatchedSource(path=str(self.cwd / file), text=new, lines=lines))
         return sources
+
+    def shortened(self, changes: Sequence[Change]) -> list[PatchedSource]:
+        """As `patched`, with the loops that are left early, and with the other files of the command that hold some."""
+        changed = self.patched_texts(changes)
+        texts = {**self.texts, **{file: new for file, (_, new, _) in changed.items()}}
+        known = {(self.cwd / file).resolve() for file in texts}
+        for word in self.command:
+            if word.endswith(".py") and (self.cwd / word).is_file() and (self.cwd / word).resolve() not in known:
+                with contextlib.suppress(OSError, UnicodeDecodeError):  # nothing of it is changed either
+                    texts[word] = self.text(word)
+        lines = {file: lines for file, (_, _, lines) in changed.items()}
+        loops = loops_around(texts, lines)
+        return [
+            PatchedSource(
+                path=str(self.cwd / file), text=texts[file], lines=lines.get(file, ()), end_loops=loops.get(file, ())
+            )
+            for file in sorted(changed.keys() | loops.keys())
+        ]
 
     def patched_texts(self, changes: Sequence[Change]) -> dict[str, tuple[str, str, tuple[int, ...]]]:
         """Old text, new text and changed lines by file; all edits of a file are applied together."""

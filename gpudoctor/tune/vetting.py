@@ -120,8 +120,7 @@ class Vetting:
     def _past_the_loop(self, changes: Sequence[Change]) -> tuple[str | None, bool]:
         """(None, False) when the changed command runs to its end; else why not, and whether that is merely unknown.
 
-        A command that was not seen to end by itself gets shortened loaders. That ends loops over epochs early; loops
-        over a number of steps take only longer then.
+        In a command that was not seen to end by itself, loaders end and the loops of training are left early.
         """
         begun = time.monotonic()
         whole_s = self.runner.whole_s

@@ -16,7 +16,8 @@ from _gpudoctor_watch.state import W
 _HITS = "__gpudoctor_hits__"
 _STEP = "__gpudoctor_step__"
 _wanted: dict = {}  # module name -> functions
-_texts: dict = {}  # real path -> (text or None for the file's own, changed lines, line that counts steps or None)
+# real path -> (text or None for the file's own, changed lines, line that counts steps or None, loops to leave early)
+_texts: dict = {}
 _hits: list = []  # one slot a marker: has it been executed?
 _markers: dict = {}  # shown path of the plan -> {line: slot, or None where nothing can be executed}
 
@@ -80,12 +81,13 @@ class _Finder:
 def install(plan):
     sys.meta_path.insert(0, _Finder())
     for patched in plan["patched"]:
-        _texts[os.path.realpath(patched["path"])] = (patched["text"], tuple(patched.get("lines") or ()), None)
+        lines, loops = tuple(patched.get("lines") or ()), tuple(patched.get("end_loops") or ())
+        _texts[os.path.realpath(patched["path"])] = (patched["text"], lines, None, loops)
     if plan["step_at"]:
         name, _, line = plan["step_at"].rpartition(":")
         path = os.path.realpath(os.path.join(W.cwd, name))
-        text, lines, _ = _texts.get(path, (None, (), None))
-        _texts[path] = (text, lines, int(line))
+        text, lines, _, loops = _texts.get(path, (None, (), None, ()))
+        _texts[path] = (text, lines, int(line), loops)
     if not _texts:
         return
     setattr(builtins, _HITS, _hits)
@@ -110,7 +112,7 @@ def _known(path):
 
 def _code(path):
     """The code object for a file in `_texts`: its patched text, with markers."""
-    text, lines, step_line = _texts[os.path.realpath(path)]
+    text, lines, step_line, loops = _texts[os.path.realpath(path)]
     if text is None:
         import tokenize
 
@@ -125,6 +127,10 @@ def _code(path):
     if lines and not _markers.get(os.path.realpath(path)):
         _markers[os.path.realpath(path)] = {}
     _mark(tree, os.path.realpath(path), lines, step_line)
+    if loops:
+        from _gpudoctor_watch import short
+
+        short.mark(tree, os.path.realpath(path), loops)
     return compile(tree, path, "exec", dont_inherit=True)
 
 

@@ -199,10 +199,15 @@ def test_a_target_that_gives_no_loader_is_one_clear_line() -> None:
 
 
 def command_line(*words: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gpudoctor", "tune-loader", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options,
-    )  # fmt: skip
+    # A shell that runs the suite in the background lets it ignore Ctrl-C, which children would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpudoctor", "tune-loader", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **options,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_command_writes_nothing_and_prints_a_diff_that_applies(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_memory_format_is_set_where_the_model_is_made() -> None:
 
 def test_both_run_beside_the_other_edits(tmp_path: Path) -> None:
     """Without a GPU autocast for CUDA warns and does nothing; channels_last rounds sums in another order."""
-    sites = {
+    sites: dict[EditKind, str] = {
         "channels-last": "nn.Sequential", "autocast": "outputs = model(x)", "make-on-device": "torch.randn",
         "log-every": "print(f\"loss",
     }  # fmt: skip
@@ -87,7 +87,7 @@ def test_both_run_beside_the_other_edits(tmp_path: Path) -> None:
     }
     arguments: dict[str, dict[str, int | bool | None]] = {"make-on-device": {"random": True}, "log-every": {"every": 2}}
     edits = [
-        Edit(kind=kind, site=f"train.py:{lines[part]}", arguments=arguments.get(kind, {}))  # type: ignore[arg-type]
+        Edit(kind=kind, site=f"train.py:{lines[part]}", arguments=arguments.get(kind, {}))
         for kind, part in sites.items()
     ]
     done = apply_edits(TRAIN, edits, file="train.py")
@@ -135,8 +135,12 @@ def test_a_memory_format_is_refused(old: str, new: str, why: str) -> None:
 
 
 def test_another_line_is_refused() -> None:
-    for kind, why in (("autocast", "the forward pass does not begin"), ("channels-last", "the model is not made")):
-        assert applied(TRAIN, kind, "criterion = nn").refused[0][1].startswith(why)  # type: ignore[arg-type]
+    refusals: dict[EditKind, str] = {
+        "autocast": "the forward pass does not begin",
+        "channels-last": "the model is not made",
+    }
+    for kind, why in refusals.items():
+        assert applied(TRAIN, kind, "criterion = nn").refused[0][1].startswith(why)
 
 
 def test_what_is_offered_by_the_gpu_and_the_script() -> None:

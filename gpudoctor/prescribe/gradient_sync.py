@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gpudoctor.prescribe.call_edit import find_calls
-from gpudoctor.prescribe.tree import CannotEditError, Tree, name_or_attribute
+from gpudoctor.prescribe.tree import CannotEditError, Tree, method_calls, name_or_attribute
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -65,15 +65,10 @@ def _model(tree: Tree) -> str:
 
 
 def _only(tree: Tree, method: str, what: str) -> cst.Call:
-    import libcst as cst
-
     calls = [
-        node
-        for node in tree.walk()
-        if isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.attr.value == method
-        and not (method == "step" and _OTHER_STEPS.search(tree.code(node.func.value)))
+        call
+        for call, receiver in method_calls(tree, method)
+        if not (method == "step" and _OTHER_STEPS.search(tree.code(receiver)))
     ]
     if len(calls) != 1:
         raise CannotEditError(f"there is not one {what} in the file")

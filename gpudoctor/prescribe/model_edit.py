@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, after_brackets
+from gpudoctor.prescribe.tree import CannotEditError, Splice, Tree, after_brackets, method_calls
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -15,7 +15,6 @@ _PRECISION_DECIDED = re.compile(
     r"autocast|\bamp\b|GradScaler|\.half\(|bfloat16|\bfloat16|\bfp16|\bbf16|accelerat|lightning|deepspeed",
     re.IGNORECASE,
 )
-_BACKWARD = "backward"
 
 
 def channels_last(tree: Tree, line: int) -> str:
@@ -51,14 +50,8 @@ def _model_name(tree: Tree) -> str:
     """The name whose parameters() are given to the optimizer."""
     import libcst as cst
 
-    names = {
-        tree.code(node.func.value)
-        for node in tree.walk()
-        if isinstance(node, cst.Call)
-        and isinstance(node.func, cst.Attribute)
-        and node.func.attr.value == "parameters"
-        and isinstance(node.func.value, cst.Name)
-    }
+    receivers = (receiver for _, receiver in method_calls(tree, "parameters"))
+    names = {receiver.value for receiver in receivers if isinstance(receiver, cst.Name)}
     if len(names) != 1:
         raise CannotEditError("not the parameters of one model are used")
     return names.pop()
@@ -85,11 +78,7 @@ def find_forward(tree: Tree) -> list[cst.CSTNode]:
     if _PRECISION_DECIDED.search(tree.text):
         raise CannotEditError("the script decides itself about the precision")
     name = _model_name(tree)
-    passes = [
-        node
-        for node in tree.walk()
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == _BACKWARD
-    ]
+    passes = [call for call, _ in method_calls(tree, "backward")]
     if len(passes) != 1:
         raise CannotEditError("there is not one backward pass in the file")
     block, end = tree.siblings(tree.statement(passes[0]))

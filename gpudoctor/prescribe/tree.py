@@ -192,6 +192,15 @@ def used_names(tree: Tree) -> set[str]:
     return names
 
 
+def method_calls(tree: Tree, method: str) -> Iterator[tuple[cst.Call, cst.BaseExpression]]:
+    """The calls of a method of this name in the file, each with what it is called on."""
+    import libcst as cst
+
+    for node in tree.walk():
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value == method:
+            yield node, node.func.value
+
+
 def after_brackets(tree: Tree, node: cst.BaseExpression) -> int:
     """The offset behind an expression and its own brackets."""
     end = tree.span(node)[1]

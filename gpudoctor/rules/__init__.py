@@ -107,16 +107,13 @@ def _complete(profile: Profile) -> Profile:
 
 def leaves(code: str, *, select: Sequence[str], ignore: Sequence[str]) -> bool:
     """Whether `select` and `ignore`, as `run_rules` takes them, leave what is done for the rule `code`."""
-    if any(code in _matching(text) for text in ignore):
+    if select and not any(code in _matching(text) for text in select):
         return False
-    return not select or any(code in _matching(text) for text in select)
+    return not any(code in _matching(text) for text in ignore)
 
 
 def _chosen(select: Sequence[str], ignore: Sequence[str]) -> list[RuleModule]:
-    wanted = [_matching(text) for text in select]
-    unwanted = {code for text in ignore for code in _matching(text)}
-    codes = {code for group in wanted for code in group} if select else {m.RULE.code for m in all_rules()}
-    return [module for module in all_rules() if module.RULE.code in codes - unwanted]
+    return [module for module in all_rules() if leaves(module.RULE.code, select=select, ignore=ignore)]
 
 
 def _matching(text: str) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpudoctor.model import Watched, WatchRecord
 from gpudoctor.tune.proof import training_records
-from gpudoctor.tune.runner import CommandRunner
+from gpudoctor.tune.runner import START_UP_ALLOWANCE_S, CommandRunner
 
 SHARE = 0.25  # of the budget: the first run ends here at the latest
 # What the rest of the budget has to hold, in runs of the unchanged command: itself, one trial, the proof (2.2), two
@@ -16,7 +16,6 @@ SHARE = 0.25  # of the budget: the first run ends here at the latest
 LEAST_RUNS = 8.5
 WINDOW_RUNS = 10.0
 MINIMUM_STEPS = 16
-START_UP_ALLOWANCE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,9 @@ from gpudoctor.model import Case, TraceFacts, Watched, WatchPlan, WatchRecord
 from gpudoctor.read.traces import read_traces
 from gpudoctor.tune import watched
 from gpudoctor.tune.proof import training_records
-from gpudoctor.tune.runner import failure
+from gpudoctor.tune.runner import START_UP_ALLOWANCE_S, failure
 from gpudoctor.tune.sandbox import open_sandbox
 
-# Importing a framework and reading the data before the first step may take this long beyond the budget.
-START_UP_ALLOWANCE_S = 120.0
 # Steps recorded with torch.profiler once the watched ones are over, where there is a GPU; and the time they may take.
 PROFILED_STEPS = 3
 PROFILED_ALLOWANCE_S = 90.0

@@ -96,6 +96,13 @@ def rewrites(change: Change) -> bool:
     return any(edit.kind in _REWRITES for edit in change.edits)
 
 
+def proven_alone(changes: Sequence[Change]) -> list[Change]:
+    """What must not change any number, to be proven once more without the changes that may; none where there are no
+    such, or where nothing of it rewrites code."""
+    strong = [change for change in changes if change.change_class in ("exact", "logging")]
+    return strong if len(strong) < len(changes) and any(map(rewrites, strong)) else []
+
+
 def training_records(watched: Watched) -> tuple[WatchRecord, ...]:
     """The records of processes that made steps or fetched batches; all of them when none did."""
     busy = tuple(record for record in watched.records if record.steps or record.batches)

@@ -23,6 +23,8 @@ from gpudoctor.tune.search import Purpose, label
 # A trial that takes this many times as long as expected hangs or is hopeless.
 PATIENCE = 3.0
 GRACE_S = 20.0
+# Importing a framework and reading the data before the first step may take this long beyond the budget.
+START_UP_ALLOWANCE_S = 120.0
 # A proof run takes so many times as long as a trial: deterministic algorithms, hashes.
 PROOF_SLOWER = 1.1
 
@@ -245,9 +247,7 @@ class CommandRunner:
 
 def _proof_runs(changes: Sequence[Change]) -> int:
     """Unchanged, changed, and once more where some of the changes must not change any number and others may."""
-    weak = [change for change in changes if change.change_class in ("stochastic", "numerics")]
-    strong = [change for change in changes if change not in weak and proving.rewrites(change)]
-    return 3 if weak and strong else 2
+    return 3 if proving.proven_alone(changes) else 2
 
 
 def judge(watched: Watched, *, changed: bool) -> tuple[float | None, str, str | None]:

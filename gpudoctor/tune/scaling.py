@@ -26,10 +26,10 @@ from gpudoctor.model import (
     WatchPlan,
     WatchRecord,
 )
-from gpudoctor.tune.first_run import MINIMUM_STEPS, START_UP_ALLOWANCE_S, FirstRun
+from gpudoctor.tune.first_run import MINIMUM_STEPS, FirstRun
 from gpudoctor.tune.proof import training_records
 from gpudoctor.tune.rank_commands import with_ranks
-from gpudoctor.tune.runner import CommandRunner, failure
+from gpudoctor.tune.runner import START_UP_ALLOWANCE_S, CommandRunner, failure
 from gpudoctor.tune.sandbox import Sandbox
 
 BUDGET_SHARE = 0.4  # of tune's budget, for all counts together

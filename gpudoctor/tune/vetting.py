@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gpudoctor.errors import GpudoctorError
 from gpudoctor.model import Change, ChangeClass, ProofPlan, ProofResult
-from gpudoctor.tune.proof import Run, prove, rewrites, training_records
+from gpudoctor.tune.proof import Run, prove, proven_alone, rewrites, training_records
 from gpudoctor.tune.runner import GRACE_S, PATIENCE, CommandRunner, failure
 
 # Loaders end after this many batches when only the code after the loop is to be reached.
@@ -84,10 +84,8 @@ class Vetting:
             change_class=change_class,
             epochs_crossed=_crossed(candidate),
         )
-        # What must not change any number is also proven alone, without the changes that draw others.
-        strong = [change for change in changes if change.change_class in ("exact", "logging")]
-        weak = change_class in ("stochastic", "numerics")
-        if weak and result.verdict != "different" and any(map(rewrites, strong)):
+        strong = proven_alone(changes)
+        if strong and result.verdict != "different":
             alone = self._run(strong)
             if alone is not None:
                 part = prove(
